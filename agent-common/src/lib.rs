@@ -19,7 +19,7 @@ mod vif;
 
 pub use counters::{Counters, DropReason, Dropped, Drops, Passed, Traffic, Volume};
 pub use flow::{Flow, FlowKey, RingKey};
-pub use node::{NodeEntry, NodeKey, Underlay, UnderlayKey};
+pub use node::{NodeEntry, NodeKey, UnderlayEntry, UnderlayKey};
 pub use vif::{Endpoint, EndpointKey, VifEntry, VifKey};
 
 /// Version of the types in this crate; the maps are pinned in `<bpf dir>/v<ABI_VERSION>/`.
@@ -72,6 +72,10 @@ pub const MAX_LINKS: usize = 64;
 
 /// The UDP port of the tunnel between nodes, unless the agent sets another: VXLAN's (RFC 7348, 8).
 pub const TUNNEL_PORT: u16 = 4789;
+
+/// First and last of the ports from which the kernel sends packets of the tunnel, unless the agent reads
+/// others from `net.ipv4.ip_local_port_range`: that setting's default.
+pub const TUNNEL_SOURCE_PORTS: [u16; 2] = [32768, 60999];
 
 /// The VXLAN network identifier (VNI) of the tunnel between nodes.
 pub const TUNNEL_VNI: u32 = 70;

@@ -41,7 +41,7 @@ pub struct UnderlayKey {
 /// the kernel's tunnel device makes all others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Underlay {
+pub struct UnderlayEntry {
     /// Index of the uplink.
     pub ifindex: u32,
     /// The next hop: the other node, or a router.
@@ -56,7 +56,7 @@ pub struct Underlay {
 
 // A change of these sizes is a change of the ABI.
 const _: () = assert!(size_of::<UnderlayKey>() == 4);
-const _: () = assert!(size_of::<Underlay>() == 20);
+const _: () = assert!(size_of::<UnderlayEntry>() == 20);
 const _: () = assert!(size_of::<NodeKey>() == 20);
 const _: () = assert!(size_of::<NodeEntry>() == 32);
 
@@ -117,7 +117,7 @@ mod user {
         // SAFETY: as above.
         unsafe impl aya::Pod for super::super::UnderlayKey {}
         // SAFETY: as above.
-        unsafe impl aya::Pod for super::super::Underlay {}
+        unsafe impl aya::Pod for super::super::UnderlayEntry {}
     }
 
     impl NodeKey {

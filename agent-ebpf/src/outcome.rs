@@ -1,6 +1,6 @@
 //! The outcome of a packet that passes every check.
 
-use agent_common::Underlay;
+use agent_common::UnderlayEntry;
 
 use crate::{
     address::Address,
@@ -16,7 +16,7 @@ pub enum Outcome {
     /// To a pod of another node by the tunnel device; the tunnel's other end is set.
     Tunnel { ifindex: u32 },
     /// To a pod of another node inside of a packet of the tunnel, which is to be put around this one.
-    Packed { way: &'static Underlay },
+    Packed { way: &'static UnderlayEntry },
     /// To a pod of another node by an uplink, to the next hop.
     Neighbour { ifindex: u32, next: Address },
     /// Back to the pod: the packet has been rewritten into the gateway's answer. No interface has the

@@ -40,7 +40,8 @@ pub fn way(packet: &Packet<'_>, target: &Target) -> Option<Outcome> {
         return (next != Address::UNSPECIFIED).then_some(Outcome::Neighbour { ifindex, next });
     }
     match underlay::to(target.tunnel_to) {
-        Some(way) if !packet.is_gso() => Some(Outcome::Packed { way }),
+        // The row may be older than that of `NODES`, from before the node got another address.
+        Some(way) if !packet.is_gso() && Address::v4(way.remote) == next => Some(Outcome::Packed { way }),
         _ => packet.set_tunnel(next).then_some(Outcome::Tunnel { ifindex }),
     }
 }

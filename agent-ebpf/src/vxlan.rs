@@ -4,16 +4,17 @@
 //! Only over IPv4, and only packets that are not segmented (GSO): the kernel and the drivers expect more of
 //! others than a program can tell. The device handles these, and all that are not plainly forwarded. On the
 //! way out, both ways end in the uplink's queue, and packets of a flow keep their order. On the way in, the
-//! device queues what it unpacks: a flow with such packets is left to the device for a while ([`order`]).
+//! device queues what it unpacks: a flow with packets for the device is left to the device for a while
+//! ([`order`]).
 
 mod order;
 
-use agent_common::{DropReason, TUNNEL_VNI, Underlay};
+use agent_common::{DropReason, TUNNEL_VNI, UnderlayEntry};
 use aya_ebpf::{
     Global,
     bindings::{
         BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L2_ETH, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4,
-        BPF_F_ADJ_ROOM_ENCAP_L4_UDP, TC_ACT_SHOT,
+        BPF_F_ADJ_ROOM_ENCAP_L4_UDP, TC_ACT_SHOT, TC_ACT_UNSPEC,
     },
     helpers::generated::bpf_redirect,
 };
@@ -35,7 +36,7 @@ use crate::{
 /// The ports that the kernel gives to packets of the tunnel by their inner flow: the agent sets those of
 /// `net.ipv4.ip_local_port_range`. Routers and NICs then see one flow, whichever way its packets take here.
 #[unsafe(no_mangle)]
-static TUNNEL_SOURCE_PORTS: Global<[u16; 2]> = Global::new([32768, 60999]);
+static TUNNEL_SOURCE_PORTS: Global<[u16; 2]> = Global::new(agent_common::TUNNEL_SOURCE_PORTS);
 
 /// What a packet of the tunnel has in front of the inner IP header, but for its own Ethernet header.
 #[derive(Clone, Copy)]
@@ -74,7 +75,7 @@ const ECT_1: u8 = 1;
 
 /// Sends a packet to another node inside of a packet of the tunnel. Returns the verdict.
 #[inline(always)]
-pub fn send(packet: &mut Packet<'_>, way: &Underlay) -> i64 {
+pub fn send(packet: &mut Packet<'_>, way: &UnderlayEntry) -> i64 {
     match pack(packet, way) {
         Ok(true) => {
             packet.stamp(Stamp::Tunnelled);
@@ -85,7 +86,12 @@ pub fn send(packet: &mut Packet<'_>, way: &Underlay) -> i64 {
             // SAFETY: a helper call without pointers.
             unsafe { bpf_redirect(way.device, 0) }
         }
-        _ => TC_ACT_SHOT.into(),
+        // By the stack. `to_link` records the flow as if translated, and the replies pass the stack, too.
+        Ok(false) => {
+            packet.stamp(Stamp::Service);
+            TC_ACT_UNSPEC.into()
+        }
+        Err(_) => TC_ACT_SHOT.into(),
     }
 }
 
@@ -94,7 +100,7 @@ pub fn send(packet: &mut Packet<'_>, way: &Underlay) -> i64 {
 /// # Errors
 /// Never for a parsed packet; the verifier requires the bounds check.
 #[inline(always)]
-fn pack(packet: &mut Packet<'_>, way: &Underlay) -> Result<bool, DropReason> {
+fn pack(packet: &mut Packet<'_>, way: &UnderlayEntry) -> Result<bool, DropReason> {
     const FLAGS: u32 =
         BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | BPF_F_ADJ_ROOM_ENCAP_L2_ETH;
     // The length of the inner Ethernet header (`BPF_F_ADJ_ROOM_ENCAP_L2` in `linux/bpf.h`).
@@ -159,7 +165,7 @@ pub fn unpack(packet: &mut Packet<'_>, ip: Ipv4) -> Result<Option<Inbound>, Drop
     if !outer.is_plain(packet) {
         return Ok(None);
     }
-    if packet.is_gso() {
+    if packet.is_gso() || outer.ip.tos & ECT_1 != 0 {
         order::leave_to_device(flow);
         return Ok(None);
     }
@@ -237,7 +243,6 @@ impl Outer {
         self.flags == VNI_IS_VALID
             && self.vni == VNI
             && self.udp_checksum == [0; 2]
-            && self.ip.tos & ECT_1 == 0
             && (packet.is_gso()
                 || usize::from(u16::from_be_bytes(self.ip.total_len)) == len
                     && usize::from(u16::from_be_bytes(self.udp_len)) + size_of::<Ipv4>() == len

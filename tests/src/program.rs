@@ -12,7 +12,7 @@ use std::{
 
 use agent_common::{
     Counters, Dropped, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, Passed, RingKey, Traffic,
-    Underlay, UnderlayKey, VifEntry, VifKey,
+    UnderlayEntry, UnderlayKey, VifEntry, VifKey,
     event::{Event, FlowStats},
     flows_per_pod, pending_flows,
     policy::{Subject, SubjectChange, View, ViewKey},
@@ -94,7 +94,7 @@ pub struct Programs {
     sampling: Array<MapData, u32>,
     events: RingBuf<MapData>,
     nodes: LpmTrie<MapData, [u8; 16], NodeEntry>,
-    underlay: HashMap<MapData, UnderlayKey, Underlay>,
+    underlay: HashMap<MapData, UnderlayKey, UnderlayEntry>,
     links: PerCpuHashMap<MapData, VifKey, Traffic>,
     traffic: PerCpuArray<MapData, Passed>,
     drops: PerCpuHashMap<MapData, VifKey, Dropped>,
@@ -363,7 +363,7 @@ impl Programs {
     ///
     /// # Errors
     /// If the map cannot be written.
-    pub fn add_underlay(&mut self, node: u32, way: Underlay) -> anyhow::Result<()> {
+    pub fn add_underlay(&mut self, node: u32, way: UnderlayEntry) -> anyhow::Result<()> {
         Ok(self.underlay.insert(UnderlayKey { node }, way, 0)?)
     }
 

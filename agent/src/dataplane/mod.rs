@@ -27,7 +27,8 @@ use std::{
 };
 
 use agent_common::{
-    Counters, FlowKey, NodeEntry, NodeKey, Traffic, Underlay, UnderlayKey, event::FlowStats, policy::Subject,
+    Counters, FlowKey, NodeEntry, NodeKey, Traffic, UnderlayEntry, UnderlayKey, event::FlowStats,
+    policy::Subject,
 };
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -143,7 +144,7 @@ impl Default for Settings {
             flows: Flows::default(),
             tunnel_port: agent_common::TUNNEL_PORT,
             has_tunnel: true,
-            tunnel_source_ports: [32768, 60999],
+            tunnel_source_ports: agent_common::TUNNEL_SOURCE_PORTS,
         }
     }
 }
@@ -333,7 +334,7 @@ impl Dataplane {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn underlay(&self) -> Result<BTreeMap<UnderlayKey, Underlay>, MapFailure> {
+    pub fn underlay(&self) -> Result<BTreeMap<UnderlayKey, UnderlayEntry>, MapFailure> {
         self.reader.underlay()
     }
 
@@ -341,7 +342,7 @@ impl Dataplane {
     ///
     /// # Errors
     /// If the map is full, or the kernel refuses.
-    pub fn set_underlay(&self, wanted: &BTreeMap<UnderlayKey, Underlay>) -> Result<(), MapFailure> {
+    pub fn set_underlay(&self, wanted: &BTreeMap<UnderlayKey, UnderlayEntry>) -> Result<(), MapFailure> {
         self.writer().set_underlay(wanted)
     }
 

@@ -100,7 +100,7 @@ pub enum KeepError {
     Counters(#[source] MapFailure),
     #[error("cannot make the tunnel to other nodes")]
     Tunnel(#[from] TunnelError),
-    #[error("cannot write the nodes' addresses to the map NODES")]
+    #[error("cannot write the nodes' addresses to the map NODES, or the ways there to UNDERLAY")]
     Map(#[from] MapFailure),
 }
 
@@ -329,12 +329,14 @@ impl Keeper {
         rows: &BTreeMap<NodeKey, NodeEntry>,
         bare: &Bare,
     ) -> Result<bool, MapFailure> {
-        self.dataplane.set_underlay(&plan.underlay(rows, bare))?;
+        // A failure costs time only: the programs use no row that contradicts `NODES`.
+        let packed = self.dataplane.set_underlay(&plan.underlay(rows, bare));
         let before = self.dataplane.set_nodes(rows)?;
         let faster = plan.faster(&before, rows);
         if !faster.is_empty() {
             forget_connections(plan, &faster);
         }
+        packed?;
         Ok(before != *rows)
     }
 

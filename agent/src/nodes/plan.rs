@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use agent_common::{EndpointKey, NodeEntry, NodeKey, Underlay as UnderlayEntry, UnderlayKey};
+use agent_common::{EndpointKey, NodeEntry, NodeKey, UnderlayEntry, UnderlayKey};
 use ipnet::IpNet;
 
 use super::{

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{fabric::Member, pod::Pod, sys, traffic};
+use serde_json::Value;
 
 use crate::fixture::{TIMEOUT, wait_until_connected, with_pods};
 
@@ -54,6 +55,45 @@ fn the_stack_sees_no_packet_between_pods_of_two_nodes() {
             ensure!(seen == [0, 0, 0], "{} has forwarded {seen:?}", node.name);
         }
         Ok(())
+    })
+    .unwrap();
+}
+
+/// Connects to a pod many times, and returns the number of packets that the tunnel devices of nodes carry.
+fn carried_by_devices(nodes: [&Member; 2], from: &Pod, to: &Pod) -> anyhow::Result<u64> {
+    const DIRECTIONS: [&str; 2] = ["/0/stats64/rx/packets", "/0/stats64/tx/packets"];
+    let carried = || {
+        nodes.into_iter().try_fold(0, |sum, node| {
+            let link: Value = serde_json::from_str(&node.run("ip -j -s link show ferrule-vxlan")?)?;
+            let packets = DIRECTIONS.iter().filter_map(|at| link.pointer(at)?.as_u64()).sum::<u64>();
+            anyhow::Ok(sum + packets)
+        })
+    };
+    let before = carried()?;
+    for address in &to.addresses {
+        let server = SocketAddr::new(*address, 8080);
+        for _ in 0..20 {
+            traffic::echo(to.path(), server, || sys::in_netns(from.path(), || traffic::connect(server)))?;
+        }
+    }
+    Ok(carried()? - before)
+}
+
+#[test]
+fn the_programs_spare_the_tunnel_device_unless_the_kernel_chooses_among_next_hops() {
+    with_pods(&[], |fabric, [a, _, c]| {
+        let [one, _, three] = &fabric.nodes;
+        let nodes = [one, three];
+        let carried = carried_by_devices(nodes, a, c)?;
+        ensure!(carried == 0, "the devices have carried {carried} packets");
+        let address = three.addresses.first().context("no address")?;
+        let hop = "nexthop via 192.0.2.254 dev uplink";
+        one.run(&format!("ip route add {address} {hop} weight 1 {hop} weight 2"))?;
+        sys::wait_until("the device of the node with two next hops sends", TIMEOUT, || {
+            Ok(carried_by_devices(nodes, a, c)? > 200)
+        })?;
+        one.run(&format!("ip route del {address}"))?;
+        sys::wait_until("the devices are spared again", TIMEOUT, || Ok(carried_by_devices(nodes, a, c)? == 0))
     })
     .unwrap();
 }

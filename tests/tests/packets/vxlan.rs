@@ -1,7 +1,8 @@
 //! Packets of the tunnel between nodes, which the programs make and unpack past the kernel's tunnel device.
 
 use agent_common::{
-    EndpointKey, FlowKey, NodeEntry, NodeKey, TRANSLATED_PORTS, TUNNEL_PORT, TUNNEL_VNI, Underlay, VifKey,
+    EndpointKey, FlowKey, NodeEntry, NodeKey, TRANSLATED_PORTS, TUNNEL_PORT, TUNNEL_VNI, UnderlayEntry,
+    VifKey,
 };
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -51,7 +52,7 @@ fn prepare(programs: &mut Programs) -> anyhow::Result<()> {
     }
     for (node, remote) in [(OTHER, OTHER_V4), (3, THIRD_V4)] {
         let next = [192, 0, 2, 254];
-        let way = Underlay { ifindex: UPLINK, next, source: NODE_V4, remote, device: DEVICE };
+        let way = UnderlayEntry { ifindex: UPLINK, next, source: NODE_V4, remote, device: DEVICE };
         programs.add_underlay(node, way)?;
     }
     for link in [UPLINK, DEVICE] {
@@ -210,12 +211,16 @@ fn the_tunnel_device_makes_what_the_programs_do_not() {
         let gso = SkBuff { gso_size: 700, ..SkBuff::on(A.ifindex) };
         expect(programs, "segmented later", gso)?;
         let flags = NodeEntry::VXLAN | NodeEntry::FAST;
-        let address = EndpointKey::ipv4(OTHER_V4).address;
-        programs.add_node(
-            NodeKey::new("10.244.2.0".parse()?, 24),
-            NodeEntry { id: 9, flags, address, ifindex: DEVICE, mtu: 1450 },
-        )?;
-        expect(programs, "to a node without a row in UNDERLAY", SkBuff::on(A.ifindex))
+        for (about, id, address) in [
+            ("to a node without a row in UNDERLAY", 9, OTHER_V4),
+            ("to a node whose row is from before the node got another address", OTHER, [192, 0, 2, 9]),
+        ] {
+            let address = EndpointKey::ipv4(address).address;
+            let row = NodeEntry { id, flags, address, ifindex: DEVICE, mtu: 1450 };
+            programs.add_node(NodeKey::new("10.244.2.0".parse()?, 24), row)?;
+            expect(programs, about, SkBuff::on(A.ifindex))?;
+        }
+        Ok(())
     })
     .unwrap();
 }
@@ -282,8 +287,9 @@ fn all_other_packets_of_the_tunnel_are_left_as_they_are() {
         ("from a stranger", ip(Ipv4 { source: [192, 0, 2, 9], ..outer.clone() })),
         ("to another address of this node", ip(Ipv4 { destination: SECOND_V4, ..outer.clone() })),
         ("to another node", ip(Ipv4 { destination: THIRD_V4, ..outer.clone() })),
-        ("congested", ip(Ipv4 { tos: 3, ..outer.clone() })),
-        ("with ECT(1)", ip(Ipv4 { tos: 1, ..outer.clone() })),
+        // Of other flows: the device gets more of each.
+        ("congested", Outer { source_port: 50001, ..ip(Ipv4 { tos: 3, ..outer.clone() }) }),
+        ("with ECT(1)", Outer { source_port: 50002, ..ip(Ipv4 { tos: 1, ..outer.clone() }) }),
         ("the first fragment", ip(Ipv4 { fragment: Ipv4::MORE_FRAGMENTS, ..outer.clone() })),
         ("a later fragment", ip(Ipv4 { fragment: 5, ..outer.clone() })),
         ("with options", ip(Ipv4 { options: options.clone(), ..outer.clone() })),
@@ -327,16 +333,16 @@ fn all_other_packets_of_the_tunnel_are_left_as_they_are() {
         let [client, server] =
             [(REMOTE_V4, 41000), (A.v4, 8080)].map(|(ip, port)| (EndpointKey::ipv4(ip), port));
         record(programs, &FlowKey::between(TCP, client, server))?;
-        let pods = programs.counters()?;
         for (about, outer) in rows {
+            // The row is not left to the device for a reason that concerns its whole flow.
+            receive(programs, SkBuff::on(UPLINK), &good())?.expect(TC_ACT_REDIRECT).context(about)?;
+            let pods = programs.counters()?;
             let bytes = outer.bytes();
             let ran = receive(programs, SkBuff::on(UPLINK), &outer)?;
             ran.expect(TC_ACT_UNSPEC).context(about)?;
             ensure!(ran.packet == bytes, "{about}: changed\n{}", packet::hexdump(&ran.packet));
+            ensure!(programs.counters()? == pods, "{about}: counted at a pod");
         }
-        ensure!(programs.counters()? == pods, "counted at a pod");
-        // The table is not true for a reason that concerns all rows.
-        receive(programs, SkBuff::on(UPLINK), &good())?.expect(TC_ACT_REDIRECT)?;
         for (about, id, flags) in [
             ("of a node whose packets pass the stack", OTHER, NodeEntry::VXLAN),
             ("of a node on the same network", OTHER, NodeEntry::FAST),
@@ -359,11 +365,14 @@ fn a_flow_with_packets_that_the_device_unpacks_is_left_to_the_device_for_a_while
         prepare(programs)?;
         let outer = Outer::around(inner_frame(IPV4, &sent().with(&segment())));
         let other = Outer { source_port: 50001, ..outer.clone() };
+        let congested = Outer { ip: Ipv4 { tos: 3, ..other.ip.clone() }, ..other.clone() };
         let on = SkBuff::on(UPLINK);
         receive(programs, on, &outer)?.expect(TC_ACT_REDIRECT)?;
         receive(programs, SkBuff { gso_size: 40, ..on }, &outer)?.expect(TC_ACT_UNSPEC)?;
         receive(programs, on, &outer)?.expect(TC_ACT_UNSPEC).context("overtakes")?;
         receive(programs, on, &other)?.expect(TC_ACT_REDIRECT).context("another flow")?;
+        receive(programs, on, &congested)?.expect(TC_ACT_UNSPEC)?;
+        receive(programs, on, &other)?.expect(TC_ACT_UNSPEC).context("overtakes a congested packet")?;
         sys::wait_until("the device has delivered all", std::time::Duration::from_secs(5), || {
             Ok(receive(programs, on, &outer)?.verdict == TC_ACT_REDIRECT)
         })

@@ -8,7 +8,7 @@ use std::{
 };
 
 use agent_common::{
-    DropReason, EndpointKey, NodeEntry, NodeKey, TUNNEL_PORT, TUNNEL_VNI, Traffic, Underlay as Way,
+    DropReason, EndpointKey, NodeEntry, NodeKey, TUNNEL_PORT, TUNNEL_VNI, Traffic, UnderlayEntry,
 };
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -99,7 +99,7 @@ pub fn with_underlay(run: impl FnOnce(&mut Underlay<'_>) -> anyhow::Result<()> +
         let links = [if_nametoindex(TUNNEL)?, if_nametoindex("uplink")?];
         links.into_iter().try_for_each(|link| programs.start_counting_link(link))?;
         unpack_at_uplink(&mut programs, links)?;
-        // The agent's know no tunnel.
+        // The agent has loaded its programs without a tunnel.
         sys::run("tc qdisc del dev uplink clsact")?;
         programs.attach(Program::FromUplink, "uplink")?;
         programs.attach(Program::ToLink, "uplink")?;
@@ -154,7 +154,7 @@ fn unpack_at_uplink(programs: &mut Programs, [device, uplink]: [u32; 2]) -> anyh
             let row = NodeEntry { id, flags, address, ifindex: device, mtu: 1450 };
             programs.add_node(NodeKey::new(ip(range)?, len), row)?;
         }
-        programs.add_underlay(id, Way { ifindex: uplink, next: remote, source, remote, device })?;
+        programs.add_underlay(id, UnderlayEntry { ifindex: uplink, next: remote, source, remote, device })?;
     }
     Ok(())
 }

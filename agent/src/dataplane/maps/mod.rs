@@ -24,8 +24,8 @@ use std::{
 };
 
 use agent_common::{
-    Counters, Dropped, EndpointKey, NodeEntry, NodeKey, Passed, RingKey, Traffic, UnderlayKey, VifEntry,
-    VifKey,
+    Counters, Dropped, EndpointKey, NodeEntry, NodeKey, Passed, RingKey, Traffic, UnderlayEntry, UnderlayKey,
+    VifEntry, VifKey,
 };
 use aya::maps::{MapError, PerCpuValues};
 use ferrule_vif::Addresses;
@@ -296,14 +296,14 @@ impl Maps {
     }
 
     /// The rows of `UNDERLAY`.
-    pub(super) fn underlay(&self) -> Result<BTreeMap<UnderlayKey, agent_common::Underlay>, MapFailure> {
+    pub(super) fn underlay(&self) -> Result<BTreeMap<UnderlayKey, UnderlayEntry>, MapFailure> {
         self.underlay.rows()
     }
 
     /// Makes the rows of `UNDERLAY` these.
     pub(super) fn set_underlay(
         &mut self,
-        wanted: &BTreeMap<UnderlayKey, agent_common::Underlay>,
+        wanted: &BTreeMap<UnderlayKey, UnderlayEntry>,
     ) -> Result<(), MapFailure> {
         self.underlay.set(wanted)
     }

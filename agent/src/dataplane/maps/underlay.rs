@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use agent_common::{Underlay as Way, UnderlayKey};
+use agent_common::{UnderlayEntry, UnderlayKey};
 use aya::maps::{HashMap as BpfHashMap, MapData};
 
 use super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, count_entries, insist};
@@ -16,7 +16,7 @@ use crate::{
 
 /// The open map.
 pub struct Underlay {
-    map: BpfHashMap<MapData, UnderlayKey, Way>,
+    map: BpfHashMap<MapData, UnderlayKey, UnderlayEntry>,
     pressure: Pressure,
 }
 
@@ -24,7 +24,7 @@ pub const SPEC: MapSpec = MapSpec {
     name: "UNDERLAY",
     setting: "--max-node-entries",
     capacity: |capacities| capacities.node_entries,
-    count: count_entries::<UnderlayKey, Way>,
+    count: count_entries::<UnderlayKey, UnderlayEntry>,
 };
 
 // === impl Underlay ===
@@ -37,7 +37,7 @@ impl Underlay {
     }
 
     /// All rows. Those that are added or removed during the walk may be missing.
-    pub fn rows(&self) -> Result<BTreeMap<UnderlayKey, Way>, MapFailure> {
+    pub fn rows(&self) -> Result<BTreeMap<UnderlayKey, UnderlayEntry>, MapFailure> {
         let rows = self.map.iter().take(self.pressure.walk_limit()).collect::<Result<BTreeMap<_, _>, _>>();
         let rows = rows.map_err(SPEC.failure("read"))?;
         self.pressure.observe(rows.len());
@@ -45,18 +45,18 @@ impl Underlay {
     }
 
     /// Removes the rows that are not wanted, then writes those that are missing or wrong.
-    pub fn set(&mut self, wanted: &BTreeMap<UnderlayKey, Way>) -> Result<(), MapFailure> {
+    pub fn set(&mut self, wanted: &BTreeMap<UnderlayKey, UnderlayEntry>) -> Result<(), MapFailure> {
         let actual = self.rows()?;
         for key in actual.keys().filter(|key| !wanted.contains_key(key)) {
             self.pressure.removed(self.map.remove(key))?;
         }
-        for (key, way) in wanted.iter().filter(|(key, way)| actual.get(key) != Some(way)) {
+        for (key, row) in wanted.iter().filter(|(key, row)| actual.get(key) != Some(row)) {
             if actual.contains_key(key) {
-                let replaced = insist(|| self.map.insert(key, way, 0));
+                let replaced = insist(|| self.map.insert(key, row, 0));
                 crash::point(Step::MapWritten);
                 replaced.map_err(SPEC.failure("write to"))?;
             } else {
-                let added = insist(|| self.map.insert(key, way, BPF_NOEXIST));
+                let added = insist(|| self.map.insert(key, row, BPF_NOEXIST));
                 self.pressure
                     .added(added, || self.map.keys().take(self.pressure.walk_limit()).flatten().count())?;
             }

@@ -224,6 +224,33 @@ fn packets_pass_the_stack_by_where_nothing_speaks_against_it() {
 }
 
 #[test]
+fn the_programs_make_packets_of_the_tunnel_where_they_know_the_only_next_hop() {
+    let settings = Settings { mode: Mode::Auto, port: 4789, fast_path: true };
+    let ways = |settings: Settings, underlay: &Underlay, bare: &Bare| {
+        let plan = Plan::new(settings, &Arc::new(nodes()), underlay);
+        let rows = plan.rows(Some(9), bare);
+        let node = rows[&key(net("10.3.0.0/24"))].id;
+        (plan.underlay(&rows, bare), node)
+    };
+    let (found, node) = ways(settings, &underlay(), &Bare::new());
+    let (next, source, remote) = ([192, 0, 2, 254], [192, 0, 2, 1], [198, 51, 100, 3]);
+    let way = UnderlayEntry { ifindex: 2, next, source, remote, device: 9 };
+    assert_eq!(found, [(UnderlayKey { node }, way)].into(), "not for a node on the same network");
+
+    let none = BTreeMap::new();
+    let mut spread = underlay();
+    spread.hops.values_mut().for_each(|hop| hop.is_spread = true);
+    assert_eq!(ways(settings, &spread, &Bare::new()).0, none, "the kernel chooses the next hop");
+    let mut other_source = underlay();
+    other_source.hops.values_mut().for_each(|hop| hop.source = Some(ip("192.0.2.9")));
+    assert_eq!(ways(settings, &other_source, &Bare::new()).0, none, "receivers would refuse the source");
+    let bare = Bare::from([(2, "why".to_owned())]);
+    assert_eq!(ways(settings, &underlay(), &bare).0, none, "an uplink without filters");
+    let off = Settings { fast_path: false, ..settings };
+    assert_eq!(ways(off, &underlay(), &Bare::new()).0, none, "the fast path is off");
+}
+
+#[test]
 fn pods_reach_a_node_behind_the_tunnel_that_has_no_ranges() {
     let mut nodes = nodes();
     nodes.others = vec![node("c", &["198.51.100.3"], &[])];
