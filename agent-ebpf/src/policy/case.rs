@@ -269,6 +269,16 @@ impl Case {
         });
     }
 
+    /// Reads what tells whether the noted packet, a plain one, belongs to a known flow.
+    #[inline(always)]
+    pub fn fill_plain(&self, packet: &Packet<'_>) {
+        let payload = self.shape.get().payload as usize;
+        let has_transport = payload + size_of::<Transport>() <= packet.len() as usize;
+        let is_tcp = has_transport && self.ends.get().protocol.byte() == TCP;
+        self.tcp_flags.set(if is_tcp { meta::tcp_flags(packet, payload).into() } else { 0 });
+        self.flags.set(if has_transport { Self::HAS_TRANSPORT } else { 0 });
+    }
+
     /// Reads what else is to be known of the noted packet.
     #[inline(always)]
     pub fn fill(&self, packet: &Packet<'_>) {
@@ -349,16 +359,6 @@ impl Case {
         self.quote.set(ends);
         self.quote_transport.set(Transport::new(transport));
         true
-    }
-
-    /// The packet goes past the stack from one pod to another, and policies judge both.
-    #[inline(always)]
-    pub fn expect_pair(&self) {
-        let (sends, receives) = (self.sends.get(), self.receives.get());
-        let is_known = (sends.flags | receives.flags) & Self::UNKNOWN_FLAG == 0;
-        if is_known && !sends.is_open() && !receives.is_open() {
-            self.pair.set(pair::NEW);
-        }
     }
 
     /// The end that is judged from now on.

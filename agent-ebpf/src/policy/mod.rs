@@ -66,11 +66,16 @@ pub fn passes(
     let Some(case) = case::get() else { return Err(DropReason::PolicyUnknown) };
     let from = packet.ifindex();
     case.note(meta);
+    // A pod may always send to itself.
+    if to != 0 && to != from && sends.is_judged() && receives.is_judged() {
+        let answer = ferrule_find_pair(packet.context(), from, to, sends.sum(receives));
+        if answer & answer::ASK == 0 {
+            keep(answer);
+            return Ok(false);
+        }
+    }
     case.set_sender(End { may_defer: may_defer.into(), ..End::sender(from) }, sends);
     case.set_receiver(End::receiver(to, from), receives);
-    if to != 0 && to != from {
-        case.expect_pair();
-    }
     let answer = ferrule_police(packet.context());
     if answer & answer::DENY != 0 { Err(case.reason()) } else { Ok(answer & answer::DEFER != 0) }
 }
@@ -206,13 +211,6 @@ extern "C" fn ferrule_arrive(skb: *mut __sk_buff) -> u32 {
 extern "C" fn ferrule_police(skb: *mut __sk_buff) -> u32 {
     let Some(case) = case::get() else { return answer::DENY };
     ferrule_fill_case(skb);
-    if case.pair.get() != pair::NONE {
-        let answer = ferrule_find_pair();
-        if answer & answer::ASK == 0 {
-            keep(answer);
-            return 0;
-        }
-    }
     case.sent.set(police_end(skb, case, false));
     if case.sent.get() & answer::DENY != 0 {
         return case.sent.get();

@@ -10,6 +10,7 @@ use agent_common::{
     event::direction,
     policy::{View, ViewKey},
 };
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
 use super::{
     case::{self, Case, Question, pair},
@@ -18,17 +19,20 @@ use super::{
     places::ferrule_begin_flow,
     subject::Judge,
 };
-use crate::{endpoints, flow_key::Padded};
+use crate::{endpoints, flow_key::Padded, packet::Packet};
 
-/// The step before the ends are judged one by one: a packet that goes past the stack from one judged pod to
-/// another.
+/// The step before the ends are judged one by one, and the only one for most packets: a plain packet, noted
+/// in the case, that goes past the stack from one judged pod to another. `epochs`: the sum of both ends'.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub extern "C" fn ferrule_find_pair() -> u32 {
+pub extern "C" fn ferrule_find_pair(skb: *mut __sk_buff, from: u32, to: u32, epochs: u32) -> u32 {
     let Some(case) = case::get() else { return answer::ASK };
+    let ctx = TcContext::new(skb);
+    case.pair.set(pair::NEW);
+    case.fill_plain(&Packet::of_caller(&ctx));
     let Some(ports) = case.read_ports() else { return answer::ASK };
     case.ports.set(ports);
-    look_up(case)
+    look_up(case, from, to, epochs)
 }
 
 /// The step after both ends have allowed such a packet: notes the flow.
@@ -37,7 +41,7 @@ pub extern "C" fn ferrule_find_pair() -> u32 {
 pub extern "C" fn ferrule_settle_pair(received: u32) -> u32 {
     let Some(case) = case::get() else { return 0 };
     if matches!(case.pair.get(), pair::FORWARD | pair::BACK) {
-        set_key(case);
+        set_ends_key(case);
         return renew(case);
     }
     match (case.sent.get() & answer::BEGIN != 0, received & answer::BEGIN != 0) {
@@ -94,14 +98,14 @@ fn is_known(case: &Case) -> bool {
 }
 
 #[inline(always)]
-fn look_up(case: &Case) -> u32 {
-    set_key(case);
+fn look_up(case: &Case, from: u32, to: u32, epochs: u32) -> u32 {
+    set_key(case, from, to);
     let Some(found) = flows::find(case) else { return answer::ASK };
     // SAFETY: as above.
     let view = unsafe { *found.view };
-    let (is_from_low, high) = ends(case);
+    let (is_from_low, high) = (from < to, from.max(to));
     let is_forward = is_from_low == (view.flags & View::BEGUN_BY_PEER == 0);
-    let is_current = view.epoch == sum(case);
+    let is_current = view.epoch == epochs;
     // Of an earlier pod with the address, or a connection against the direction of the flow.
     let is_other = view.peer != high || flows::opens(case) && !(is_forward && is_current);
     if is_other || is_over(&view, case.ends.get().protocol.byte(), found.is_answered, now()) {
@@ -120,7 +124,7 @@ fn look_up(case: &Case) -> u32 {
 
 #[inline(always)]
 fn begin(case: &Case) {
-    set_key(case);
+    set_ends_key(case);
     let (is_from_low, high) = ends(case);
     let flags = if is_from_low { 0 } else { View::BEGUN_BY_PEER };
     let known = if case.pair.get() == pair::REPLACED { Question::REPLACES } else { Question::NEW };
@@ -152,9 +156,8 @@ fn renew(case: &Case) -> u32 {
 
 /// Makes the pair's key the case's view.
 #[inline(always)]
-fn set_key(case: &Case) {
+fn set_key(case: &Case, sender: u32, receiver: u32) {
     let (packet, [from, to]) = (case.ends.get(), case.ports.get());
-    let (sender, receiver) = (case.sender.get().ifindex, case.receiver.get().ifindex);
     let (low, peer, own_port, peer_port) = if sender < receiver {
         (sender, packet.destination, from, to)
     } else {
@@ -162,6 +165,11 @@ fn set_key(case: &Case) {
     };
     let protocol: Padded<u64> = packet.protocol.byte().into();
     case.view.set(case::View { peer, ifindex: low | ViewKey::PAIR, own_port, peer_port, protocol });
+}
+
+#[inline(always)]
+fn set_ends_key(case: &Case) {
+    set_key(case, case.sender.get().ifindex, case.receiver.get().ifindex);
 }
 
 /// Whether the sender has the lower interface, and the higher interface.

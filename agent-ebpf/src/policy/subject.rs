@@ -69,6 +69,18 @@ impl Judge {
         self.0 != 0
     }
 
+    /// Policies judge the pod, in one direction or both.
+    #[inline(always)]
+    pub fn is_judged(self) -> bool {
+        self.is_known() && !self.is_open()
+    }
+
+    /// The sum of both ends' epochs.
+    #[inline(always)]
+    pub fn sum(self, other: Self) -> u32 {
+        self.unpack().epoch.wrapping_add(other.unpack().epoch)
+    }
+
     #[inline(always)]
     pub fn unpack(self) -> Subject {
         // SAFETY: integers without padding, as many bytes.

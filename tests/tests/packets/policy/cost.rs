@@ -54,7 +54,9 @@ fn delivered(node: &mut Policed<'_>, from: Pod, packet: &[u8], times: u8) -> any
 fn run_time_with_policies_is_printed() {
     let rules = json!({"policyTypes": ["Ingress", "Egress"], "ingress": [{}], "egress": [{}]});
     let isolated = ["a", "b"].map(|app| policy(app, rules.clone())).to_vec();
-    for (about, policies, flows) in [("no policy", Vec::new(), 0), ("both ends isolated", isolated, 2)] {
+    for (about, policies, flows) in
+        [("no policy", Vec::new(), 0), ("both ends isolated", isolated, 2 + FIRST_PACKETS)]
+    {
         with_policies(policies, |node| {
             let (a, b) = (with_gateway_mac(node, A)?, with_gateway_mac(node, B)?);
             // As on a node in use, whose places are those of ended flows.
@@ -67,6 +69,11 @@ fn run_time_with_policies_is_printed() {
             let mut first = Vec::new();
             for port in 0..FIRST_PACKETS {
                 first.push(delivered(node, a, &frame(a, b, (40_000 + port, 80), SYN), 1)?);
+            }
+            let mut third = Vec::new();
+            for port in 0..FIRST_PACKETS {
+                delivered(node, b, &frame(b, a, (80, 40_000 + port), SYN | ACK), 1)?;
+                third.push(delivered(node, a, &frame(a, b, (40_000 + port, 80), ACK), 1)?);
             }
             delivered(node, a, &frame(a, b, (50_000, 80), SYN), 1)?;
             delivered(node, b, &frame(b, a, (80, 50_000), SYN | ACK), 1)?;
@@ -86,11 +93,12 @@ fn run_time_with_policies_is_printed() {
                 received.push(ran.took);
             }
             println!("{about}: from_pod, first packets, run once each: {} ns", median(first));
+            println!("{about}: from_pod, first packets after an answer: {} ns", median(third));
             println!("{about}: from_pod, packets that begin no flow: {} ns", median(judged));
             println!("{about}: from_pod, packets of a known flow: {} ns", median(known));
             println!("{about}: to_pod, packets of a known flow: {} ns", median(received));
             let kept = node.policy_flows.keys().count();
-            ensure!(kept == flows, "{kept} answered flows");
+            ensure!(kept == usize::from(flows), "{kept} answered flows");
             Ok(())
         })
         .unwrap();
