@@ -9,8 +9,8 @@ use aya_ebpf::{
         bpf_fib_lookup, bpf_tunnel_key,
     },
     helpers::generated::{
-        self, bpf_csum_update, bpf_get_hash_recalc, bpf_get_prandom_u32, bpf_skb_adjust_room,
-        bpf_skb_change_type, bpf_skb_get_tunnel_key, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
+        self, bpf_csum_update, bpf_get_hash_recalc, bpf_skb_adjust_room, bpf_skb_change_type,
+        bpf_skb_get_tunnel_key, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
     },
     programs::TcContext,
 };
@@ -171,13 +171,6 @@ impl<'a> Packet<'a> {
     pub fn flow_hash(&self) -> u32 {
         // SAFETY: the context is valid.
         unsafe { bpf_get_hash_recalc(self.ctx.skb.skb) as u32 }
-    }
-
-    /// A random identification for an IPv4 header.
-    #[inline(always)]
-    pub fn random_id(&self) -> [u8; 2] {
-        // SAFETY: a helper call without arguments.
-        (unsafe { bpf_get_prandom_u32() } as u16).to_ne_bytes()
     }
 
     /// Adds bytes behind the Ethernet header, or removes them. Returns whether the kernel did so: otherwise

@@ -5,9 +5,9 @@
 //! others than a program can tell. The device handles these, and all that are not plainly forwarded. On the
 //! way out, both ways end in the uplink's queue, and packets of a flow keep their order. On the way in, the
 //! device queues what it unpacks: a flow with packets for the device is left to the device for a while
-//! ([`order`]).
+//! ([`flows`]).
 
-mod order;
+mod flows;
 
 use agent_common::{DropReason, TUNNEL_VNI, UnderlayEntry};
 use aya_ebpf::{
@@ -119,7 +119,8 @@ fn pack(packet: &mut Packet<'_>, way: &UnderlayEntry) -> Result<bool, DropReason
         }
     } & ECN;
     let len = LEN + packet.len() as usize - L3;
-    let id = packet.random_id();
+    let [_, flow] = source_port(hash).to_be_bytes();
+    let id = flows::next_id(flow);
     if !packet.resize_behind_ethernet(LEN as i32, FLAGS as u64 | INNER) {
         return Ok(false);
     }
@@ -131,7 +132,7 @@ fn pack(packet: &mut Packet<'_>, way: &UnderlayEntry) -> Result<bool, DropReason
     outer.ip.version_ihl = 0x45;
     outer.ip.tos = if ecn == CONGESTED { ECT_0 } else { ecn };
     outer.ip.total_len = (len as u16).to_be_bytes();
-    outer.ip.id = id;
+    outer.ip.id = id.to_be_bytes();
     outer.ip.fragment = [0; 2];
     outer.ip.ttl = TTL;
     outer.ip.protocol = UDP;
@@ -165,10 +166,7 @@ pub fn unpack(packet: &mut Packet<'_>, ip: Ipv4) -> Result<Option<Inbound>, Drop
     if !outer.is_plain(packet) {
         return Ok(None);
     }
-    if packet.is_gso() || outer.ip.tos & ECT_1 != 0 {
-        order::leave_to_device(flow);
-        return Ok(None);
-    }
+    let is_for_device = packet.is_gso() || outer.ip.tos & ECT_1 != 0;
     let ethertype = u16::from_be_bytes(ethertype);
     let inner = packet.inside(LEN);
     let Some(meta) = parse(&inner, ethertype) else { return Ok(None) };
@@ -176,13 +174,18 @@ pub fn unpack(packet: &mut Packet<'_>, ip: Ipv4) -> Result<Option<Inbound>, Drop
     if !node.is_remote_range() || !node.is_tunnelled() {
         return Ok(None);
     }
-    // From the node that has the inner source, and to the address that packets to that node leave from.
+    // From the node that has the inner source, to the address that packets to that node leave from, and by
+    // the same interface: the kernel may refuse such packets on others (`rp_filter`).
     let Some(way) = underlay::to(node.id) else { return Ok(None) };
-    if way.remote != ip.source || way.source != ip.destination {
+    if way.remote != ip.source || way.source != ip.destination || way.ifindex != packet.ifindex() {
+        return Ok(None);
+    }
+    if is_for_device {
+        flows::leave_to_device(flow);
         return Ok(None);
     }
     let Ok(Some((endpoint, receiver))) = endpoints::find(&meta) else { return Ok(None) };
-    if tunnels::carries_packet(&meta) || order::is_left_to_device(flow) {
+    if tunnels::carries_packet(&meta) || flows::is_left_to_device(flow) {
         return Ok(None);
     }
     match remote::judge(&inner, &meta, node, receiver) {

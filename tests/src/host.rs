@@ -28,7 +28,7 @@ const OUR_MAPS: [&str; 29] = [
     "FLOW_RINGS",
     "NODES",
     "UNDERLAY",
-    "TUNNEL_BULK",
+    "TUNNEL_FLOWS",
     "LINK_COUNTERS",
     "EVENTS",
     "EVENT_BUDGETS",

@@ -12,14 +12,13 @@ use ferrule_tests::dist;
 /// `BPF_JMP | BPF_CALL`.
 const CALL: u8 = 0x85;
 /// Numbers of helpers in `linux/bpf.h`.
-const HELPERS: [(i32, &str); 21] = [
+const HELPERS: [(i32, &str); 20] = [
     (1, "bpf_map_lookup_elem"),
     (2, "bpf_map_update_elem"),
     (3, "bpf_map_delete_elem"),
     (20, "bpf_skb_get_tunnel_key"),
     (21, "bpf_skb_set_tunnel_key"),
     (23, "bpf_redirect"),
-    (7, "bpf_get_prandom_u32"),
     (26, "bpf_skb_load_bytes"),
     (32, "bpf_skb_change_type"),
     (39, "bpf_skb_pull_data"),

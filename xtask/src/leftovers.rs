@@ -31,7 +31,7 @@ const MAPS: [&str; 29] = [
     "FLOW_RINGS",
     "NODES",
     "UNDERLAY",
-    "TUNNEL_BULK",
+    "TUNNEL_FLOWS",
     "LINK_COUNTERS",
     "EVENTS",
     "EVENT_BUDGETS",

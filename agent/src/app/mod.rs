@@ -177,7 +177,7 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
         pins: Arc::clone(&pins),
         collector,
         verifier: Verifier::new(inspector.clone(), is_healing),
-        keeper,
+        keeper: Arc::clone(&keeper),
         enforcer: Arc::clone(&parts.enforcer),
         journal: parts.engine.journal(),
         history: Arc::clone(&history),
@@ -233,7 +233,10 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
             liveness.ended(&error);
         }
     }
-    shut_down(outcome.map(drop), &parts.engine, grpc, watches.as_deref(), &tracer).await
+    let stopped = shut_down(outcome.map(drop), &parts.engine, grpc, watches.as_deref(), &tracer).await;
+    // Last: until here, the agent follows the kernel's routes.
+    let _ = timeout(LAST, spawn_blocking(move || keeper.stop())).await;
+    stopped
 }
 
 /// Monitors the uplink: its MTU, the default route, and the node's own addresses.

@@ -52,7 +52,7 @@ const fn map(name: &'static str, since: &'static str, map: MapType) -> Feature {
     Feature { name, since, kind: Kind::Map(map) }
 }
 
-const FEATURES: [Feature; 29] = [
+const FEATURES: [Feature; 28] = [
     helper("bpf_redirect_peer", "5.10", BpfHelper::BPF_FUNC_redirect_peer),
     helper("bpf_redirect_neigh", "5.10", BpfHelper::BPF_FUNC_redirect_neigh),
     helper("bpf_ktime_get_boot_ns", "5.8", BpfHelper::BPF_FUNC_ktime_get_boot_ns),
@@ -76,7 +76,6 @@ const FEATURES: [Feature; 29] = [
     helper("bpf_redirect", "4.4", BpfHelper::BPF_FUNC_redirect),
     helper("bpf_skb_set_tunnel_key", "4.3", BpfHelper::BPF_FUNC_skb_set_tunnel_key),
     helper("bpf_skb_get_tunnel_key", "4.3", BpfHelper::BPF_FUNC_skb_get_tunnel_key),
-    helper("bpf_get_prandom_u32", "4.1", BpfHelper::BPF_FUNC_get_prandom_u32),
     helper("bpf_map_lookup_elem", "3.19", BpfHelper::BPF_FUNC_map_lookup_elem),
     helper("bpf_map_update_elem", "3.19", BpfHelper::BPF_FUNC_map_update_elem),
     helper("bpf_map_delete_elem", "3.19", BpfHelper::BPF_FUNC_map_delete_elem),
@@ -164,7 +163,7 @@ mod tests {
     #[test]
     fn a_kernel_with_everything_is_named() {
         let kernel = Kernel::with("6.18.5".to_owned(), |_| Ok(true)).unwrap();
-        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 29 eBPF features that the programs need");
+        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 28 eBPF features that the programs need");
     }
 
     #[test]

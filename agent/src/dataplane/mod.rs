@@ -48,7 +48,6 @@ pub use pins::{PinDirectoryError, PinFailure, remove as remove_pins};
 pub use sampling::{Flows, SamplingError};
 
 use crate::{
-    chain::chain,
     crash::{self, Step},
     health::Reporter,
     metrics::MapMetrics,
@@ -215,13 +214,7 @@ impl Dataplane {
         let subjects = Arc::new(Subjects::open(&pins, set_subject.fd)?);
         let open = || Maps::open(&pins, subjects.clone(), metrics);
         let mut writer = open()?;
-        if let Err(error) = writer.count_unknown() {
-            // Strays may fill the map; the start removes them, and healing retries.
-            tracing::error!(
-                error = chain(&error),
-                "cannot count the packets of interfaces without an attachment"
-            );
-        }
+        writer.take_over();
         let mut policy = PolicyMaps::open(&pins, subjects.clone(), metrics)?;
         predecessors.copy_rows(&mut writer, &mut policy, &subjects);
         let (reader, pinned) = (open()?, Pins::open(&pins, lock)?);

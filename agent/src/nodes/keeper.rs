@@ -87,6 +87,8 @@ struct State {
     /// `None` until they are read.
     other_routes: Option<OtherRoutes>,
     has_failed: bool,
+    /// The agent stops: nothing is changed any more.
+    is_stopped: bool,
 }
 
 /// Why the node is not as the plan says.
@@ -100,8 +102,12 @@ pub enum KeepError {
     Counters(#[source] MapFailure),
     #[error("cannot make the tunnel to other nodes")]
     Tunnel(#[from] TunnelError),
-    #[error("cannot write the nodes' addresses to the map NODES, or the ways there to UNDERLAY")]
+    #[error("cannot write the nodes' addresses to the map NODES")]
     Map(#[from] MapFailure),
+    #[error(
+        "cannot write the ways to some nodes to the map UNDERLAY: the tunnel device makes packets to them"
+    )]
+    Underlay(#[source] MapFailure),
 }
 
 /// Why packets take the stack on a host with IPsec.
@@ -204,7 +210,23 @@ impl Keeper {
         if state.plan.is_none() { Ok(()) } else { self.pass(&mut state) }
     }
 
+    /// Leaves kernel and map to the next agent. Meanwhile, the tunnel device follows the kernel's routes, and
+    /// the programs do not. Blocks.
+    pub fn stop(&self) {
+        self.state().is_stopped = true;
+        if let Err(error) = self.dataplane.set_underlay(&BTreeMap::new()) {
+            let error = chain(&error);
+            tracing::warn!(
+                error,
+                "packets to other nodes do not follow new routes until the next agent runs"
+            );
+        }
+    }
+
     fn pass(&self, state: &mut State) -> Result<(), KeepError> {
+        if state.is_stopped {
+            return Ok(());
+        }
         let done = self.try_pass(state);
         let obstacle = done.as_ref().err().filter(|error| error.cuts_off()).map(|error| chain(error));
         self.obstacle.send_if_modified(|before| {
@@ -328,15 +350,15 @@ impl Keeper {
         plan: &Plan,
         rows: &BTreeMap<NodeKey, NodeEntry>,
         bare: &Bare,
-    ) -> Result<bool, MapFailure> {
-        // A failure costs time only: the programs use no row that contradicts `NODES`.
+    ) -> Result<bool, KeepError> {
+        // A failure costs time only.
         let packed = self.dataplane.set_underlay(&plan.underlay(rows, bare));
         let before = self.dataplane.set_nodes(rows)?;
         let faster = plan.faster(&before, rows);
         if !faster.is_empty() {
             forget_connections(plan, &faster);
         }
-        packed?;
+        packed.map_err(KeepError::Underlay)?;
         Ok(before != *rows)
     }
 
@@ -434,7 +456,7 @@ impl KeepError {
     fn cuts_off(&self) -> bool {
         match self {
             Self::Netlink(_) | Self::Tunnel(_) | Self::Map(_) => true,
-            Self::SomeRoutes(_) | Self::Counters(_) => false,
+            Self::SomeRoutes(_) | Self::Counters(_) | Self::Underlay(_) => false,
         }
     }
 }

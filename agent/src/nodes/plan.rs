@@ -164,8 +164,10 @@ impl Plan {
         rows: &BTreeMap<NodeKey, NodeEntry>,
         bare: &Bare,
     ) -> BTreeMap<UnderlayKey, UnderlayEntry> {
+        let [ipv4_rule, _] = self.foreign.rules;
         let row = |it: RangeWay<'_>| {
-            let node = rows.get(&key(it.range)).filter(|row| row.is_fast())?;
+            // Packets of IPv6, too, leave inside of packets of IPv4, which the rule may concern.
+            let node = rows.get(&key(it.range)).filter(|row| row.is_fast() && ipv4_rule.is_none())?;
             let Ok(Way::Vxlan { remote: IpAddr::V4(remote), ifindex, next: Some(IpAddr::V4(next)), .. }) =
                 *it.way
             else {

@@ -23,7 +23,8 @@ pub enum Way {
         source: Option<IpAddr>,
         /// The interface that carries the tunnel's packets.
         ifindex: u32,
-        /// The next hop of these packets; `None` if the kernel spreads them over several.
+        /// The next hop of these packets; `None` if the kernel spreads them over several, or if that is of
+        /// the other family.
         next: Option<IpAddr>,
         /// Bytes, of the inner packets.
         mtu: u32,
@@ -62,7 +63,7 @@ impl Way {
             (Mode::Auto | Mode::Direct, Some((address, hop))) if hop.gateway.is_none() => {
                 return Ok(Self::Direct { gateway: address, ifindex: hop.ifindex, mtu: hop.mtu });
             }
-            (Mode::Direct, Some((address, Hop { gateway, .. }))) if gateway == Some(address) => {
+            (Mode::Direct, Some((address, hop))) if hop.is_of_other_family(address) => {
                 return Err(NoWay::ForeignNextHop(address));
             }
             (Mode::Direct, Some((_, Hop { ifindex, gateway: Some(gateway), mtu, .. }))) => {
@@ -82,7 +83,7 @@ impl Way {
                     remote,
                     source: hop.source,
                     ifindex: hop.ifindex,
-                    next: (!hop.is_spread).then(|| hop.gateway.unwrap_or(remote)),
+                    next: hop.next(remote),
                     mtu: hop.mtu.saturating_sub(overhead),
                 })
             }
@@ -160,7 +161,12 @@ mod tests {
     }
 
     fn vxlan(remote: &str, mtu: u32) -> Result<Way, NoWay> {
-        let next = Some(if remote.starts_with("10.0.1.") { ip("10.0.0.254") } else { ip(remote) });
+        let next = match remote {
+            to if to.starts_with("10.0.1.") => Some(ip("10.0.0.254")),
+            // No host of that network would answer for the node's own address.
+            to if to.starts_with("10.0.2.") => None,
+            to => Some(ip(to)),
+        };
         Ok(Way::Vxlan { remote: ip(remote), source: None, ifindex: 2, next, mtu })
     }
 

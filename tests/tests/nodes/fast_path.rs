@@ -80,19 +80,41 @@ fn carried_by_devices(nodes: [&Member; 2], from: &Pod, to: &Pod) -> anyhow::Resu
 }
 
 #[test]
-fn the_programs_spare_the_tunnel_device_unless_the_kernel_chooses_among_next_hops() {
+fn the_programs_spare_the_tunnel_device_unless_only_the_kernel_knows_the_next_hop() {
     with_pods(&[], |fabric, [a, _, c]| {
         let [one, _, three] = &fabric.nodes;
         let nodes = [one, three];
         let carried = carried_by_devices(nodes, a, c)?;
         ensure!(carried == 0, "the devices have carried {carried} packets");
         let address = three.addresses.first().context("no address")?;
-        let hop = "nexthop via 192.0.2.254 dev uplink";
-        one.run(&format!("ip route add {address} {hop} weight 1 {hop} weight 2"))?;
-        sys::wait_until("the device of the node with two next hops sends", TIMEOUT, || {
-            Ok(carried_by_devices(nodes, a, c)? > 200)
-        })?;
-        one.run(&format!("ip route del {address}"))?;
+        let (hop, of_other_family) = ("nexthop via 192.0.2.254 dev uplink", "2001:db8:1::254");
+        for route in [
+            format!("{address} {hop} weight 1 {hop} weight 2"),
+            // RFC 8950: no host of the network answers for the other node's address.
+            format!("{address} via inet6 {of_other_family} dev uplink"),
+        ] {
+            one.run(&format!("ip route add {route}"))?;
+            sys::wait_until(&format!("the device sends by {route}"), TIMEOUT, || {
+                Ok(carried_by_devices(nodes, a, c)? > 200)
+            })?;
+            one.run(&format!("ip route del {address}"))?;
+            let spared = "the devices are spared again";
+            sys::wait_until(spared, TIMEOUT, || Ok(carried_by_devices(nodes, a, c)? == 0))?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_tunnel_device_takes_over_while_no_agent_follows_the_kernels_routes() {
+    with_pods(&[], |fabric, [a, _, c]| {
+        let [one, _, three] = &fabric.nodes;
+        let nodes = [one, three];
+        one.on(|node| node.stop_agent())?;
+        let carried = carried_by_devices(nodes, a, c)?;
+        ensure!(carried > 200, "the devices have carried {carried} packets");
+        one.on(|node| node.start_again())?;
         sys::wait_until("the devices are spared again", TIMEOUT, || Ok(carried_by_devices(nodes, a, c)? == 0))
     })
     .unwrap();

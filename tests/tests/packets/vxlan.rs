@@ -195,6 +195,24 @@ fn packets_of_a_flow_have_one_source_port_and_flows_have_several() {
     .unwrap();
 }
 
+/// A receiver merges packets that may be fragmented only then.
+#[test]
+fn the_identifications_of_a_flow_follow_each_other() {
+    with_pods(|programs| {
+        prepare(programs)?;
+        let packet = A.sends_v4(&Ipv4::new(A.v4, REMOTE_V4, TCP).with(&tcp(1000, 80, &data(1000))));
+        let mut ids = Vec::new();
+        for _ in 0..3 {
+            let ran = programs.run(Program::FromPod, SkBuff::on(A.ifindex), &packet)?;
+            ids.push(u16::from_be_bytes(ran.packet.get(18..20).context("no identification")?.try_into()?));
+        }
+        let [first, ..] = ids[..] else { anyhow::bail!("none") };
+        ensure!(ids == [0, 1, 2].map(|it| first.wrapping_add(it)), "{ids:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn the_tunnel_device_makes_what_the_programs_do_not() {
     with_pods(|programs| {
@@ -353,6 +371,14 @@ fn all_other_packets_of_the_tunnel_are_left_as_they_are() {
             programs.add_node(NodeKey::new("10.244.2.0".parse()?, 24), row)?;
             receive(programs, SkBuff::on(UPLINK), &good())?.expect(TC_ACT_UNSPEC).context(about)?;
         }
+        prepare(programs)?;
+        receive(programs, SkBuff::on(UPLINK), &good())?.expect(TC_ACT_REDIRECT)?;
+        let next = [192, 0, 2, 254];
+        let way = UnderlayEntry { ifindex: DEVICE, next, source: NODE_V4, remote: OTHER_V4, device: DEVICE };
+        programs.add_underlay(OTHER, way)?;
+        // The kernel may refuse the packet there (`rp_filter`).
+        let ran = receive(programs, SkBuff::on(UPLINK), &good())?;
+        ran.expect(TC_ACT_UNSPEC).context("by an interface that packets to the node do not leave by")?;
         Ok(())
     })
     .unwrap();
@@ -373,6 +399,10 @@ fn a_flow_with_packets_that_the_device_unpacks_is_left_to_the_device_for_a_while
         receive(programs, on, &other)?.expect(TC_ACT_REDIRECT).context("another flow")?;
         receive(programs, on, &congested)?.expect(TC_ACT_UNSPEC)?;
         receive(programs, on, &other)?.expect(TC_ACT_UNSPEC).context("overtakes a congested packet")?;
+        let third = Outer { source_port: 50003, ..outer.clone() };
+        let ip = Ipv4 { source: [192, 0, 2, 9], tos: 3, ..third.ip.clone() };
+        receive(programs, on, &Outer { ip, ..third.clone() })?.expect(TC_ACT_UNSPEC)?;
+        receive(programs, on, &third)?.expect(TC_ACT_REDIRECT).context("a stranger slows a flow down")?;
         sys::wait_until("the device has delivered all", std::time::Duration::from_secs(5), || {
             Ok(receive(programs, on, &outer)?.verdict == TC_ACT_REDIRECT)
         })

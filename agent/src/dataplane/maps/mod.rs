@@ -37,7 +37,7 @@ pub use shown::{SUBJECT, ShownRow, shown_subject};
 pub(super) use subjects::Subjects;
 pub use table::{Entry, MapFailure, MapSpec};
 
-use crate::{metrics::MapMetrics, registry::Attachment};
+use crate::{chain::chain, metrics::MapMetrics, registry::Attachment};
 use endpoints::Endpoints;
 use link_counters::LinkCounters;
 use nodes::Nodes;
@@ -131,6 +131,21 @@ impl Maps {
     /// Adds the entry that counts packets of interfaces without an attachment, if it is missing.
     pub(super) fn count_unknown(&mut self) -> Result<(), MapFailure> {
         self.counters.start(UNKNOWN)
+    }
+
+    /// Takes over what an earlier agent has left, but for its rows of `UNDERLAY`, which may be of any age:
+    /// until there are others, the tunnel device follows the kernel's routes. Failures are logged: strays may
+    /// fill a map until the start removes them, and healing retries.
+    pub(super) fn take_over(&mut self) {
+        if let Err(error) = self.count_unknown() {
+            tracing::error!(
+                error = chain(&error),
+                "cannot count the packets of interfaces without an attachment"
+            );
+        }
+        if let Err(error) = self.underlay.set(&BTreeMap::new()) {
+            tracing::error!(error = chain(&error), "cannot remove an earlier agent's ways to other nodes");
+        }
     }
 
     /// Writes the rows of an attachment that are missing or wrong. The last rows to be written let packets

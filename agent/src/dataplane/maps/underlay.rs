@@ -44,22 +44,26 @@ impl Underlay {
         Ok(rows)
     }
 
-    /// Removes the rows that are not wanted, then writes those that are missing or wrong.
+    /// Removes the rows that are not wanted, then replaces those that are wrong, then adds those that are
+    /// missing. A wrong row that cannot be replaced is removed: packets would go astray.
     pub fn set(&mut self, wanted: &BTreeMap<UnderlayKey, UnderlayEntry>) -> Result<(), MapFailure> {
         let actual = self.rows()?;
         for key in actual.keys().filter(|key| !wanted.contains_key(key)) {
             self.pressure.removed(self.map.remove(key))?;
         }
-        for (key, row) in wanted.iter().filter(|(key, row)| actual.get(key) != Some(row)) {
-            if actual.contains_key(key) {
-                let replaced = insist(|| self.map.insert(key, row, 0));
-                crash::point(Step::MapWritten);
-                replaced.map_err(SPEC.failure("write to"))?;
-            } else {
-                let added = insist(|| self.map.insert(key, row, BPF_NOEXIST));
-                self.pressure
-                    .added(added, || self.map.keys().take(self.pressure.walk_limit()).flatten().count())?;
+        let differing = wanted.iter().filter(|(key, row)| actual.get(key) != Some(row));
+        let (wrong, missing): (Vec<_>, Vec<_>) = differing.partition(|(key, _)| actual.contains_key(key));
+        for (key, row) in wrong {
+            let replaced = insist(|| self.map.insert(key, row, 0));
+            crash::point(Step::MapWritten);
+            if replaced.is_err() {
+                self.pressure.removed(self.map.remove(key))?;
             }
+        }
+        for (key, row) in missing {
+            let added = insist(|| self.map.insert(key, row, BPF_NOEXIST));
+            self.pressure
+                .added(added, || self.map.keys().take(self.pressure.walk_limit()).flatten().count())?;
         }
         Ok(())
     }

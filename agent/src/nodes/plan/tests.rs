@@ -241,6 +241,9 @@ fn the_programs_make_packets_of_the_tunnel_where_they_know_the_only_next_hop() {
     let mut spread = underlay();
     spread.hops.values_mut().for_each(|hop| hop.is_spread = true);
     assert_eq!(ways(settings, &spread, &Bare::new()).0, none, "the kernel chooses the next hop");
+    let foreign = Foreign { rules: [Some(100), None], routes: BTreeMap::new() };
+    let ruled = Underlay { foreign, ..underlay() };
+    assert_eq!(ways(settings, &ruled, &Bare::new()).0, none, "a rule for IPv4 concerns IPv6 inside of IPv4");
     let mut other_source = underlay();
     other_source.hops.values_mut().for_each(|hop| hop.source = Some(ip("192.0.2.9")));
     assert_eq!(ways(settings, &other_source, &Bare::new()).0, none, "receivers would refuse the source");

@@ -24,7 +24,8 @@ use super::super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hop {
     pub ifindex: u32,
-    /// `None` if the address is on the interface's own network.
+    /// `None` if the address is on the interface's own network; the address itself if the gateway is of the
+    /// other family (RFC 8950).
     pub gateway: Option<IpAddr>,
     /// The source that the kernel chooses.
     pub source: Option<IpAddr>,
@@ -37,6 +38,21 @@ pub struct Hop {
 /// `RTM_F_FIB_MATCH` in `linux/rtnetlink.h`: the answer is the route, and not what the route means for the
 /// address.
 const FIB_MATCH: u32 = 0x2000;
+
+// === impl Hop ===
+
+impl Hop {
+    /// Whether packets to the address have a next hop of the other family.
+    pub fn is_of_other_family(&self, address: IpAddr) -> bool {
+        self.gateway == Some(address)
+    }
+
+    /// The only next hop of packets to the address that is of the same family.
+    pub fn next(&self, address: IpAddr) -> Option<IpAddr> {
+        let has_one = !self.is_spread && !self.is_of_other_family(address);
+        has_one.then(|| self.gateway.unwrap_or(address))
+    }
+}
 
 /// The kernel's routes to addresses, without those that have none or are the node's own.
 ///
@@ -65,9 +81,9 @@ pub fn reach(
     Ok(hops)
 }
 
-/// Finds the routes by gateways that have several. An address on the interface's own network has none.
+/// Finds the routes of IPv4 that have several next hops. Those of IPv6 are not needed.
 fn mark_spread(host: &mut Socket, hops: &mut HashMap<IpAddr, Hop>) -> Result<(), NetlinkError> {
-    let routed: Vec<_> = hops.iter().filter(|(_, hop)| hop.gateway.is_some()).map(|(to, _)| *to).collect();
+    let routed: Vec<_> = hops.keys().copied().filter(IpAddr::is_ipv4).collect();
     let requests = routed.iter().map(|address| {
         let mut message = request(*address);
         message.header.flags = RouteFlags::from_bits_retain(FIB_MATCH);
@@ -111,7 +127,6 @@ fn hop(
             }
             // An MTU that a router has told, for ten minutes.
             RouteAttribute::CacheInfo(cached) => is_learnt = cached.expires != 0,
-            // IPv4 through an IPv6 gateway: not on the interface's network either.
             RouteAttribute::Via(_) => gateway = Some(address),
             _ => {}
         }
