@@ -119,8 +119,8 @@ fn apply(ws: &Workspace, kubectl: &Kubectl, rendered: &[(&str, String)], flags: 
         .run()
 }
 
-/// Shows the progress of the roll-out; if it fails, shows the agents that are not ready. Ends early if a node
-/// cannot pull the image.
+/// Shows the progress of the roll-out; if it fails, shows the agents that are not ready. The error names the
+/// nodes that cannot pull the image, if any: they are what the roll-out waits for.
 fn roll_out(kubectl: &Kubectl, release: &Release, doing: &str) -> Result<()> {
     let namespace = &release.namespace;
     let show = kubectl.shown();
@@ -139,7 +139,7 @@ fn roll_out(kubectl: &Kubectl, release: &Release, doing: &str) -> Result<()> {
             .args(["--namespace", namespace, "get", "pods", "--selector", SELECTOR, "--output", "wide"])
             .run();
     }
-    outcome
+    outcome.map_err(|error| pulls.blamed(error))
 }
 
 /// The same release, with agents that clean their nodes.

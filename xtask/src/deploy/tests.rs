@@ -1,11 +1,6 @@
 //! What is asked of kubectl, in which order, and the errors for each thing that is not there.
 
-use std::{
-    fs,
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use clap::Parser;
 use serde_json::Value;
@@ -149,33 +144,99 @@ fn pods(reason: &str, message: &str) -> Value {
 }
 
 #[test]
-fn an_image_that_a_node_cannot_pull_ends_the_roll_out_with_the_kubelets_reason() {
+fn a_roll_out_goes_on_while_a_node_cannot_pull_and_its_error_names_image_node_and_reason() {
     let ws = Workspace::find().unwrap();
     let back_off = pods("ImagePullBackOff", "Back-off pulling image: not found");
-    let mut cluster = cluster_with(GOOD, "", "exec sleep 60", &format!("echo '{back_off}'"));
+    let look = format!("echo '{back_off}'");
+    // The roll-out ends as kubectl's does, at its deadline, once the pods have been listed twice.
+    let rollout = |code| {
+        format!("until [ $(grep -c 'get pods' \"${{0%/*}}/log\") -ge 2 ]; do sleep .05; done; exit {code}")
+    };
+    let mut cluster = cluster_with(GOOD, "", &rollout(1), &look);
     cluster.kubectl.every = Duration::from_millis(50);
-    let start = Instant::now();
     let failed = error(install(&ws, &cluster.kubectl, &parse(&[]).release().unwrap()));
-    assert!(start.elapsed() < Duration::from_secs(50), "the roll-out was waited for");
-    for named in
-        ["two-node", "a.example/ferrule:9", "Back-off pulling image: not found", "--image", "pullSecrets"]
-    {
+    for named in [
+        "two-node",
+        "a.example/ferrule:9",
+        "Back-off pulling image: not found",
+        "--image",
+        "pullSecrets",
+        "--timeout",
+        "rollout status",
+    ] {
         assert!(failed.contains(named), "{named}: {failed}");
     }
     assert!(cluster.calls().last().unwrap().contains("get pods"), "{:?}", cluster.calls());
+    // The image appears before the deadline.
+    let mut cluster = cluster_with(GOOD, "", &rollout(0), &look);
+    cluster.kubectl.every = Duration::from_millis(50);
+    install(&ws, &cluster.kubectl, &parse(&[]).release().unwrap()).unwrap();
+}
+
+/// The error of a roll-out that ends now.
+fn blamed(pulls: &Pulls) -> String {
+    let [attempted, why, remedy] = ["waiting", "too late", "look"].map(ToOwned::to_owned);
+    pulls.blamed(Failure { attempted, why, remedy }.into()).to_string()
 }
 
 #[test]
-fn a_first_failure_to_pull_is_waited_for_and_its_reason_remembered() {
+fn a_failing_pull_is_reported_once_and_so_is_its_end() {
     let mut pulls = Pulls::default();
-    pulls.judge(&pods("ContainerCreating", "")).unwrap();
+    assert_eq!(pulls.judge(&pods("ContainerCreating", "")).unwrap(), [""; 0]);
+    let began = pulls.judge(&pods("ErrImagePull", "no route to a.example")).unwrap();
+    let expected = "the node two-node cannot pull the image a.example/ferrule:9: ErrImagePull: no route to a.example; its \
+                    kubelet retries";
+    assert_eq!(began, [expected]);
+    for again in ["ImagePullBackOff", "ErrImagePull", "ContainerCreating"] {
+        assert_eq!(pulls.judge(&pods(again, "")).unwrap(), [""; 0], "{again}");
+    }
+    let ended = pulls.judge(&pods("CrashLoopBackOff", "")).unwrap();
+    assert_eq!(ended, ["the node two-node has the image a.example/ferrule:9"]);
+    assert!(blamed(&pulls).starts_with("waiting: failed\n  why:   too late\n"), "{}", blamed(&pulls));
+    // A pod that is gone has not pulled.
+    pulls.judge(&pods("ErrImageNeverPull", "")).unwrap();
+    assert_eq!(pulls.judge(&json!({ "items": [] })).unwrap(), [""; 0]);
+    assert!(blamed(&pulls).starts_with("waiting: failed\n  why:   too late\n"), "{}", blamed(&pulls));
+}
+
+#[test]
+fn the_reason_of_the_last_attempt_is_remembered() {
+    let mut pulls = Pulls::default();
     pulls.judge(&pods("ErrImagePull", "no route to a.example")).unwrap();
     // Kubelets before 1.32 name no reason here.
-    let failed = error(pulls.judge(&pods("ImagePullBackOff", "Back-off pulling image")));
-    assert!(failed.contains("no route to a.example"), "{failed}");
-    for hopeless in ["InvalidImageName", "ErrImageNeverPull"] {
-        assert!(error(Pulls::default().judge(&pods(hopeless, "why"))).contains("why"), "{hopeless}");
+    for _ in 0..2 {
+        pulls.judge(&pods("ImagePullBackOff", "Back-off pulling image")).unwrap();
+        assert!(blamed(&pulls).contains("no route to a.example"), "{}", blamed(&pulls));
     }
+    pulls.judge(&pods("ErrImagePull", "denied")).unwrap();
+    pulls.judge(&pods("ImagePullBackOff", "Back-off pulling image: denied")).unwrap();
+    let last = blamed(&pulls);
+    assert!(
+        last.contains("ImagePullBackOff: Back-off pulling image: denied") && last.contains("too late"),
+        "{last}"
+    );
+}
+
+#[test]
+fn a_name_that_no_image_can_have_ends_the_roll_out() {
+    let failed = error(Pulls::default().judge(&pods("InvalidImageName", "couldn't parse it")).map(drop));
+    assert!(failed.contains("couldn't parse it") && failed.contains("two-node"), "{failed}");
+}
+
+#[test]
+fn an_error_names_few_of_many_nodes() {
+    let mut all = pods("ErrImagePull", "denied");
+    let list = all["items"].as_array_mut().unwrap();
+    let two = list[1].clone();
+    for number in 0..9 {
+        let mut pod = two.clone();
+        pod["metadata"]["name"] = format!("more-{number}").into();
+        list.push(pod);
+    }
+    let mut pulls = Pulls::default();
+    assert_eq!(pulls.judge(&all).unwrap().len(), 10);
+    let failed = blamed(&pulls);
+    assert!(failed.matches("cannot pull").count() == 5 && failed.contains("and 5 more"), "{failed}");
 }
 
 #[test]
