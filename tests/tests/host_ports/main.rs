@@ -1,6 +1,7 @@
 //! Ports of the node that lead to pods: who reaches them, and whom the pods see.
 
 mod kept;
+mod sctp;
 mod stale;
 
 use std::{
