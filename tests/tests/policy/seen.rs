@@ -114,6 +114,34 @@ fn a_trace_says_what_packets_do_and_the_rows_in_the_kernel_agree() {
 }
 
 #[test]
+fn without_a_policy_that_selects_it_a_pod_is_explained_as_open() {
+    with_scene(|scene| {
+        let (_server, _servers) = scene.pod("web", "server")?;
+        let (code, explained, errors) = ctl(&["policy", "explain", "web/server"])?;
+        ensure!(
+            code == Some(0) && explained.starts_with("open: no policy is known: every packet passes"),
+            "{code:?} {explained} {errors}"
+        );
+        let of_none = json!({ "podSelector": { "matchLabels": { "app": "none" } }, "ingress": [] });
+        scene.set_policy("web", "of-none", of_none)?;
+        let mut explained = (None, String::new(), String::new());
+        let open = ["receives", "sends"].map(|does| {
+            format!(
+                "what web/server {does}: no NetworkPolicy isolates the pod: what no rule denies is allowed"
+            )
+        });
+        wait_until("the policy is known", TIMEOUT, || {
+            explained = ctl(&["policy", "explain", "web/server"])?;
+            Ok(open.iter().all(|it| explained.1.contains(it)))
+        })
+        .with_context(|| format!("{explained:?}"))?;
+        ensure!(explained.0 == Some(0), "{explained:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_list_and_an_explanation_show_what_the_agent_knows() {
     with_scene(|scene| {
         let (_server, _servers) = scene.pod("web", "server")?;
