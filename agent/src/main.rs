@@ -105,8 +105,8 @@ fn main() -> ExitCode {
 }
 
 fn uninstall(args: Args, stay: bool) -> ExitCode {
-    let places = match args.into_places() {
-        Ok(places) => places,
+    let (places, kubernetes) = match args.into_places() {
+        Ok(settings) => settings,
         Err(error) => {
             eprintln!("ferrule-agent: {error}");
             return ExitCode::from(USAGE);
@@ -118,7 +118,7 @@ fn uninstall(args: Args, stay: bool) -> ExitCode {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = runtime.map_err(anyhow::Error::new);
-    match outcome.and_then(|runtime| runtime.block_on(app::uninstall(places, stay))) {
+    match outcome.and_then(|runtime| runtime.block_on(app::uninstall(places, kubernetes, stay))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("ferrule-agent: {error:#}");

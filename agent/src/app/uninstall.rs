@@ -6,16 +6,19 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use anyhow::Context as _;
-use tokio::task::spawn_blocking;
+use anyhow::{Context as _, anyhow};
+use tokio::{task::spawn_blocking, time::timeout};
 
 use super::signals::StopSignals;
 use crate::{
-    config::Places,
+    api::Api,
+    config::{Kubernetes, Places},
     dataplane,
     install::Install,
+    nodes,
     plug::{
         netlink::Socket,
         nft::{host_ports_table, masquerade_table},
@@ -30,13 +33,21 @@ const STORES: [&str; 3] = ["attachments", "registry.redb", "watch"];
 /// What agents and shims keep beside the socket.
 const BESIDE_SOCKET: [&str; 4] = ["agent.lock", "deferred", "deferred.lock", "deferred.turn"];
 
-/// Removes everything, and then waits for a signal if it is to `stay`.
+/// For the API server, which a node that is being removed may not reach.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Removes everything, and then waits for a signal if it is to `stay`. With an API server, also what agents
+/// have said of this node there; a failure of that is logged only, because nothing on the node depends on it.
 ///
 /// # Errors
 /// If an agent is running, or if something cannot be removed; everything else is removed then.
-pub async fn uninstall(places: Places, stay: bool) -> anyhow::Result<()> {
+pub async fn uninstall(places: Places, kubernetes: Option<Kubernetes>, stay: bool) -> anyhow::Result<()> {
     let mut signals = StopSignals::new().context("cannot handle signals")?;
     let lock = NodeLock::take().context("cannot remove what a running agent needs: stop the agent")?;
+    if let Some(kubernetes) = kubernetes {
+        // First: the way to the API server may be one of the routes that go.
+        retract(kubernetes).await;
+    }
     spawn_blocking(move || remove(&places)).await??;
     tracing::info!("nothing of the agent is left on this node");
     if stay {
@@ -45,6 +56,26 @@ pub async fn uninstall(places: Places, stay: bool) -> anyhow::Result<()> {
     }
     drop(lock);
     Ok(())
+}
+
+async fn retract(Kubernetes { node_name, kubeconfig, .. }: Kubernetes) {
+    let api = Api::new(kubeconfig);
+    let retracted = match timeout(PATIENCE, nodes::retract(&api, &node_name)).await {
+        Ok(retracted) => retracted.map_err(anyhow::Error::from),
+        Err(_) => Err(anyhow!("the API server has not answered within {PATIENCE:?}")),
+    };
+    match retracted {
+        Ok(false) => {}
+        Ok(true) => tracing::info!(what = "the condition of the Node", number = 1, "removed"),
+        Err(error) => {
+            let error = format!("{error:#}");
+            tracing::warn!(
+                node = node_name,
+                error,
+                "the Node keeps the condition NetworkUnavailable, if it has it"
+            );
+        }
+    }
 }
 
 fn remove(places: &Places) -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
 //! Where an agent leaves files, and the command that removes them.
 
-use super::{Args, ConfigError, InstallDirs, Places, Settings, absolute, command::Command};
+use super::{Args, ConfigError, InstallDirs, Kubernetes, Places, Settings, absolute, command::Command};
 use crate::dataplane::LogLevel;
 
 // === impl Args ===
@@ -14,13 +14,16 @@ impl Args {
         }
     }
 
-    /// Only the settings that say where an agent leaves files.
+    /// Only the settings that say where an agent leaves files, and the API server, if the settings name a
+    /// usable one: a node is cleaned without it, too.
     ///
     /// # Errors
-    /// If the file cannot be read or parsed, or one of these settings is invalid.
-    pub fn into_places(self) -> Result<Places, ConfigError> {
+    /// If the file cannot be read or parsed, or one of the settings of files is invalid.
+    pub fn into_places(self) -> Result<(Places, Option<Kubernetes>), ConfigError> {
         let file = Settings::read(&self.config)?;
-        self.settings.over(file).places(LogLevel::Off)
+        let is_in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        let settings = self.settings.over(file);
+        Ok((settings.places(LogLevel::Off)?, settings.kubernetes(is_in_pod).ok().flatten()))
     }
 }
 

@@ -327,9 +327,16 @@ fn a_removal_needs_no_api_server_and_takes_the_same_directories() {
     let args = ["ferrule-agent", "--bpf-dir", "/sys/fs/bpf/x", "uninstall", "--stay"];
     let args = Args::try_parse_from(args).unwrap();
     assert_eq!(args.uninstall(), Some(true));
-    let places = args.into_places().unwrap();
+    let (places, kubernetes) = args.into_places().unwrap();
     assert_eq!(places.bpf_dir, Path::new("/sys/fs/bpf/x"));
     assert_eq!((places.state_dir, places.install), ("/run/ferrule".into(), None));
+    assert!(kubernetes.is_none(), "{kubernetes:?}");
+    let kubernetes = |name: &str| {
+        let args = ["ferrule-agent", "--kubeconfig", "/k", "--node-name", name, "uninstall"];
+        Args::try_parse_from(args).unwrap().into_places().unwrap().1
+    };
+    assert_eq!(kubernetes("Node-1").unwrap().node_name, "node-1");
+    assert!(kubernetes("no name").is_none(), "another setting that is wrong does not prevent a removal");
 }
 
 #[test]

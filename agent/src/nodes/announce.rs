@@ -144,6 +144,9 @@ async fn follow<T>(values: &mut Receiver<T>) {
     }
 }
 
+/// Who has set the condition, for [`super::retract`].
+pub(super) const REASON: &str = "FerruleIsUp";
+
 /// The status of a Node whose network works, as far as it differs.
 fn condition() -> Value {
     // Whole seconds, as the API has them.
@@ -151,7 +154,7 @@ fn condition() -> Value {
     json!({ "status": { "conditions": [{
         "type": NETWORK_UNAVAILABLE,
         "status": "False",
-        "reason": "FerruleIsUp",
+        "reason": REASON,
         "message": "Ferrule serves the pods of this node",
         "lastHeartbeatTime": now,
         "lastTransitionTime": now,
@@ -171,7 +174,7 @@ fn removal(taints: &[Value]) -> Option<Value> {
     (!operations.is_empty()).then(|| operations.into())
 }
 
-fn patch(path: String, kind: &'static str, body: &Value) -> Request<Vec<u8>> {
+pub(super) fn patch(path: String, kind: &'static str, body: &Value) -> Request<Vec<u8>> {
     let mut request = Request::new(body.to_string().into_bytes());
     *request.method_mut() = Method::PATCH;
     *request.uri_mut() = path.parse().unwrap_or_default();

@@ -1,11 +1,12 @@
 //! The nodes of the cluster: what is refused, what costs nothing, and what a node says about itself.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, process::Command, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     apiserver::{Options, Resource, Switch, objects},
-    cluster::{Cluster, NODE, with_cluster_of},
+    cluster::{Cluster, KUBECONFIG, NODE, with_cluster_of},
+    dist,
     node::{Node, POD_V4, on_node},
     sys::wait_until,
 };
@@ -175,6 +176,37 @@ fn a_ready_agent_clears_network_unavailable_and_removes_the_startup_taint() {
                 && left == json!([{ "key": "other", "effect": "NoSchedule" }]))
         })?;
         expect(node, "node-status", &[" healthy"])
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_uninstallation_takes_back_only_the_agents_own_condition() {
+    let uninstall = || -> anyhow::Result<String> {
+        let follow = ["--kubeconfig", KUBECONFIG, "--node-name", NODE, "uninstall"];
+        let output = Command::new(dist::binary("ferrule-agent")?).args(follow).output()?;
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{log}");
+        Ok(log)
+    };
+    with_cluster_of(&[POD_V4], &[], |node, cluster| {
+        wait_until("the Node is announced", TIMEOUT, || Ok(cluster.has_announced()))?;
+        node.stop_agent()?;
+        // The node is clean although the API server refuses.
+        cluster.api.switch(Switch::Deny { resource: Resource::Nodes, token: None });
+        let log = uninstall()?;
+        ensure!(log.contains("the Node keeps the condition") && condition(cluster)?.is_some(), "{log}");
+        cluster.api.switch(Switch::DenyNothing {});
+        let log = uninstall()?;
+        ensure!(condition(cluster)?.is_none() && log.contains("the condition of the Node"), "{log}");
+        let of_others = json!({ "type": "NetworkUnavailable", "status": "False", "reason": "RouteCreated" });
+        let mut conditions = own(cluster)?["status"]["conditions"].clone();
+        conditions.as_array_mut().context("no conditions")?.push(of_others.clone());
+        let undone = json!({ "status": { "conditions": conditions } });
+        cluster.api.patch(Resource::Nodes, "", NODE, undone)?;
+        uninstall()?;
+        ensure!(condition(cluster)? == Some(of_others), "{:?}", condition(cluster)?);
+        Ok(())
     })
     .unwrap();
 }
