@@ -1,7 +1,8 @@
 //! The commands that pages of `docs/` show, and what they print: run, and compared with the page.
 //!
-//! Only the tests in `node.rs` need root, and an agent.
+//! Only the tests in `node.rs` and `ferrulectl.rs` need root, and an agent.
 
+mod ferrulectl;
 mod node;
 mod page;
 

@@ -1,6 +1,6 @@
 //! Blocks that show a node on which something is wrong.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use anyhow::ensure;
 use ferrule_tests::{
@@ -13,12 +13,14 @@ use serde_json::json;
 
 use super::{PAGE, page::Page};
 
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+
 /// A pod of the shop, without an interface.
 fn of_shop(node: &Node, name: &str) -> anyhow::Result<Pod> {
     Ok(Pod { namespace: "shop".to_owned(), ..node.pod(name)? })
 }
 
-fn attach(node: &Node, name: &str) -> anyhow::Result<Pod> {
+pub(crate) fn attach(node: &Node, name: &str) -> anyhow::Result<Pod> {
     let mut pod = of_shop(node, name)?;
     pod.attached(&node.runtime()?.add(&pod)?)?;
     Ok(pod)

@@ -1,0 +1,58 @@
+//! Blocks that show what `ferrulectl` says of a healthy node.
+
+use anyhow::ensure;
+use ferrule_tests::{
+    node::{Node, with_agent},
+    pod::Pod,
+    sys,
+};
+
+use super::{
+    node::{TIMEOUT, attach},
+    page::Page,
+};
+
+const PAGE: &str = "ferrulectl.md";
+
+/// Two pods of the shop that have exchanged packets, and lost some that they should not send.
+fn shop(node: &Node) -> anyhow::Result<[Pod; 2]> {
+    let pods = [attach(node, "web-0")?, attach(node, "db-0")?];
+    let [web, db] = &pods;
+    for address in &db.addresses {
+        let replies = web.run(&format!("ping -n -c 3 -i 0.2 {address}"))?;
+        ensure!(replies.contains("3 received"), "{replies}");
+    }
+    sys::wait_until("multicast is counted both ways", TIMEOUT, || {
+        let explained = node.ctl(&["explain", "shop/web-0"])?;
+        Ok(explained.contains("out:multicast") && explained.contains(" in:multicast"))
+    })?;
+    Ok(pods)
+}
+
+#[test]
+fn a_healthy_pod_is_shown_by_each_command() {
+    with_agent(|node| {
+        shop(node)?;
+        let page = Page::open(PAGE)?;
+        ["explain", "check", "ipam", "top", "bench", "bundle"]
+            .into_iter()
+            .try_for_each(|it| page.compare_form(it))
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_host_interface_that_is_down_is_shown() {
+    with_agent(|node| {
+        let pod = attach(node, "web-0")?;
+        // The agent repairs it within a second; the page shows the moment before.
+        let down = format!("ip link set dev {} down", node.host_ifname(&pod)?);
+        let page = Page::open(PAGE)?;
+        sys::wait_until("the page shows it", TIMEOUT, || {
+            sys::run(&down)?;
+            Ok(page.compare_form("link-down").is_ok())
+        })
+        .or_else(|_| page.compare_form("link-down"))
+    })
+    .unwrap();
+}
