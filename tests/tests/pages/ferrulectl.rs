@@ -42,6 +42,19 @@ fn a_healthy_pod_is_shown_by_each_command() {
 }
 
 #[test]
+fn a_pod_that_lies_about_its_address_is_shown() {
+    with_agent(|node| {
+        let [web, db] = &shop(node)?;
+        web.run("ip addr add 10.0.0.9/32 dev eth0")?;
+        // Shorter than the time after which TCP repeats the packet.
+        let ask = format!("curl -s --max-time 0.5 --interface 10.0.0.9 http://{}:5432", db.addresses[0]);
+        ensure!(web.run(&ask).is_err(), "a connection with another address");
+        Page::open("observe.md")?.compare("drops")
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_host_interface_that_is_down_is_shown() {
     with_agent(|node| {
         let pod = attach(node, "web-0")?;
