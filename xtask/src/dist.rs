@@ -172,7 +172,12 @@ pub(crate) fn tell(ws: &Workspace, step: Step) -> Step {
 
 /// Passes the locations of the binaries and the eBPF object to `step`.
 pub(crate) fn tell_of(ws: &Workspace, step: Step, binaries: &Path) -> Step {
-    step.env(DIST_VARIABLE, binaries).env(OBJECT_VARIABLE, ws.bpf_object())
+    told(ws, binaries).into_iter().fold(step, |step, (name, path)| step.env(name, path))
+}
+
+/// The variables by which tests find the binaries and the eBPF object.
+pub(crate) fn told(ws: &Workspace, binaries: &Path) -> [(&'static str, PathBuf); 2] {
+    [(DIST_VARIABLE, binaries.to_owned()), (OBJECT_VARIABLE, ws.bpf_object())]
 }
 
 // === impl Binary ===

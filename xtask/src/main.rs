@@ -21,6 +21,7 @@ mod files;
 mod finding;
 mod helm;
 mod image;
+mod kernels;
 mod kustomize;
 mod leftovers;
 mod lint;
@@ -117,6 +118,10 @@ enum Verb {
     /// Fails if the tests catch less than 90 % of a room's mutants and xtask/mutants.toml does not explain
     /// each survivor.
     Mutants(Mutants),
+    /// Run system tests on other kernels, in an emulator (as root)
+    ///
+    /// Takes the kernels that apt offers. Fails if a test fails that xtask/kernels.toml does not list.
+    Kernels(kernels::Options),
 }
 
 #[derive(Debug, Subcommand)]
@@ -207,6 +212,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Bench { what: Bench::Watch { args } } => return show::bench(&ws, "watch", &args),
         Verb::Lint => lint::lint(&ws)?,
         Verb::Mutants(options) => return mutants::mutants(&ws, &options),
+        Verb::Kernels(options) => return kernels::kernels(&ws, &options),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -234,6 +240,7 @@ impl Verb {
                 | Self::Bench { .. }
                 | Self::Lint
                 | Self::Mutants(_)
+                | Self::Kernels(_)
         )
     }
 }

@@ -171,7 +171,8 @@ fn programs(tools: &[Tool]) -> String {
     tools.iter().map(|tool| tool.program).collect::<Vec<_>>().join(", ")
 }
 
-fn apt_get(doing: &str, remedy: &str) -> Step {
+/// `apt-get`, without questions.
+pub(crate) fn apt_get(doing: &str, remedy: &str) -> Step {
     Step::new("apt-get", doing, remedy)
         .env("DEBIAN_FRONTEND", "noninteractive")
         // Keeps packages from starting their daemons: systemctl then acts as in a chroot.
