@@ -239,7 +239,8 @@ pub fn file_names(directory: &str) -> anyhow::Result<BTreeSet<String>> {
     Ok(entries.flatten().map(|it| it.file_name().to_string_lossy().into_owned()).collect())
 }
 
-/// Polls a condition every 5 ms until it is true.
+/// Polls a condition every 5 ms until it is true. In an emulator, in which the kernel takes seconds to verify
+/// the programs of an agent, `FERRULE_PATIENCE=N` multiplies the limit.
 ///
 /// # Errors
 /// If the condition is not true within `limit`; includes the condition's last error.
@@ -249,6 +250,7 @@ pub fn wait_until(
     mut is_so: impl FnMut() -> anyhow::Result<bool>,
 ) -> anyhow::Result<()> {
     let start = Instant::now();
+    let limit = limit.saturating_mul(patience());
     loop {
         let last = is_so();
         match last {
@@ -258,4 +260,9 @@ pub fn wait_until(
             Err(error) => return Err(error.context(format!("{what}: not within {limit:?}"))),
         }
     }
+}
+
+fn patience() -> u32 {
+    let set = std::env::var("FERRULE_PATIENCE").ok();
+    set.and_then(|it| it.parse().ok()).unwrap_or(1)
 }
