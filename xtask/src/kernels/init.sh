@@ -1,6 +1,7 @@
 #!/bin/sh
 # The first process of the emulated machine: mounts the files of this machine, read-only, and a layer in memory
-# above them, and continues there. It replaces itself, so that the kernel looks for `modprobe` there too.
+# above them, and continues there. The layer becomes the root also of threads that enter a mount namespace, which
+# a chroot does not do, and of the kernel's calls of `modprobe`.
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
@@ -12,5 +13,5 @@ mkdir /layer/upper /layer/work
 mount -t overlay -o lowerdir=/lower,upperdir=/layer/upper,workdir=/layer/work overlay /whole
 for folder in proc sys dev; do mount -o move "/$folder" "/whole/$folder"; done
 for word in $(cat /whole/proc/cmdline); do
-    case $word in ferrule=*) exec chroot /whole /bin/sh "${word#ferrule=}/run.sh" "${word#ferrule=}" ;; esac
+    case $word in ferrule=*) exec switch_root /whole /bin/sh "${word#ferrule=}/run.sh" "${word#ferrule=}" ;; esac
 done

@@ -143,7 +143,7 @@ impl Machine {
         list.push('\n');
         fs::write(first.join("order"), list).or_fail(&doing, ROOM)?;
         fs::copy("/bin/busybox", first.join("bin/busybox")).or_fail(&doing, ROOM)?;
-        for name in ["sh", "mount", "mkdir", "insmod", "cat", "chroot"] {
+        for name in ["sh", "mount", "mkdir", "insmod", "cat", "switch_root"] {
             std::os::unix::fs::symlink("busybox", first.join("bin").join(name)).or_fail(&doing, ROOM)?;
         }
         let init = first.join("init");
