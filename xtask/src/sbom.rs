@@ -168,7 +168,9 @@ impl Package {
     }
 
     fn entry(&self, sum: Option<&str>) -> Value {
-        let license = self.license.as_deref().unwrap_or("NOASSERTION").replace('/', " OR ");
+        // The form of early crates: `MIT/Apache-2.0`, also with spaces.
+        let license = self.license.as_deref().unwrap_or("NOASSERTION").split('/').map(str::trim);
+        let license = license.collect::<Vec<_>>().join(" OR ");
         let sums: Vec<Value> =
             sum.iter().map(|sum| json!({ "algorithm": "SHA256", "checksumValue": sum })).collect();
         let mut entry = entry(self.reference(), "cargo", &self.name, &self.version, &license);
@@ -244,6 +246,9 @@ mod tests {
         let aya = find("aya").unwrap();
         assert_eq!(aya["checksums"][0]["checksumValue"].as_str().unwrap().len(), 64);
         assert!(!aya["licenseDeclared"].as_str().unwrap().contains("NOASSERTION"), "{aya}");
+        let licenses = packages.iter().map(|it| it["licenseDeclared"].as_str().unwrap());
+        let odd: Vec<&str> = licenses.filter(|it| it.contains('/') || it.contains("  ")).collect();
+        assert_eq!(odd, [""; 0], "licenses that are no SPDX expressions, or oddly spaced");
         let relations = bill["relationships"].as_array().unwrap();
         let has = |from: &str, kind: &str, to: &str| {
             let [from, to] = [from, to].map(|name| find(name).unwrap()["SPDXID"].clone());

@@ -12,7 +12,8 @@ use clap::Args;
 use self::{changelog::Changelog, repository::Repository, version::Version};
 use crate::{
     failure::{Failure, OrFail as _},
-    files, helm,
+    files::{self, Written},
+    helm,
     image::VERSION,
     run::{Step, say},
     workspace::Workspace,
@@ -77,11 +78,14 @@ fn write_sources(ws: &Workspace, log: &Changelog<'_>, version: Version, dry_run:
             say(format!("would write {file}"));
             continue;
         }
-        files::replace_if_changed(&ws.root.join(file), content.as_bytes())?;
-        say(format!("{file}: written"));
+        let written = match files::replace_if_changed(&ws.root.join(file), content.as_bytes())? {
+            Written::Changed => "written",
+            Written::Unchanged => "as it was",
+        };
+        say(format!("{file}: {written}"));
     }
     say(format!(
-        "next: read `git diff`, `cargo xtask test`, commit as \"Release {version}\", `cargo xtask release {version}`"
+        "next: read `git diff`, `cargo xtask lint`, commit as \"Release {version}\", `cargo xtask release {version}`"
     ));
     Ok(())
 }
