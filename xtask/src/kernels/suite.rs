@@ -5,7 +5,12 @@ use std::{collections::BTreeMap, path::PathBuf};
 use anyhow::Result;
 use serde::Deserialize;
 
-use crate::{debug, dist, ebpf, failure::OrFail as _, workspace::Workspace};
+use crate::{
+    debug, dist, ebpf,
+    failure::OrFail as _,
+    progress::{self, say},
+    workspace::Workspace,
+};
 
 /// Binaries of tests, built, and what they need from this machine.
 #[derive(Debug)]
@@ -68,9 +73,14 @@ impl Suite {
         // The tests start these too.
         debug::build(ws, "building the tests' programs", &["apiserver", "pod"]).run()?;
         let doing = "building the system tests";
-        let told = debug::test(ws, doing, "see the errors above")
-            .args(["--test", "*", "--no-run", "--message-format=json-render-diagnostics"])
-            .ask()?;
+        say(doing);
+        let build = debug::test(ws, doing, "repair what the compiler names").args([
+            "--test",
+            "*",
+            "--no-run",
+            "--message-format=json-render-diagnostics",
+        ]);
+        let told = progress::during(doing, || build.ask())?;
         let built = executables(&told);
         let mut entries = Vec::new();
         for (name, filters) in chosen(wanted) {
