@@ -45,7 +45,8 @@ impl Underlay {
     }
 
     /// Removes the rows that are not wanted, then replaces those that are wrong, then adds those that are
-    /// missing. A wrong row that cannot be replaced is removed: packets would go astray.
+    /// missing. A wrong row that cannot be replaced is removed, for packets would go astray, and is one that
+    /// the next comparison finds missing.
     pub fn set(&mut self, wanted: &BTreeMap<UnderlayKey, UnderlayEntry>) -> Result<(), MapFailure> {
         let actual = self.rows()?;
         for key in actual.keys().filter(|key| !wanted.contains_key(key)) {
