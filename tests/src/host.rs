@@ -19,7 +19,7 @@ pub struct Footprint {
 
 const OUR_PROGRAMS: [&str; 7] =
     ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
-const OUR_MAPS: [&str; 29] = [
+const OUR_MAPS: [&str; 30] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_TRAFFIC",
@@ -47,6 +47,7 @@ const OUR_MAPS: [&str; 29] = [
     "POLICY_PENDING",
     "POLICY_PLACES",
     "POLICY_CASE",
+    "POLICY_ALLOWED",
     "FRAGMENTS",
     "AYA_LOGS",
 ];

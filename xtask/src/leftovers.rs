@@ -22,7 +22,7 @@ pub(crate) struct Things(BTreeSet<String>);
 /// The names of Ferrule's programs and maps in the kernel.
 const PROGRAMS: [&str; 7] =
     ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
-const MAPS: [&str; 29] = [
+const MAPS: [&str; 30] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_TRAFFIC",
@@ -50,6 +50,7 @@ const MAPS: [&str; 29] = [
     "POLICY_PENDING",
     "POLICY_PLACES",
     "POLICY_CASE",
+    "POLICY_ALLOWED",
     "FRAGMENTS",
     "AYA_LOGS",
 ];

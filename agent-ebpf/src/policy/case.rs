@@ -66,6 +66,8 @@ pub struct Case {
     pub sent: Cell<u32>,
     /// One of [`pair`].
     pub pair: Cell<u32>,
+    /// The ends of a packet whose flow can have one entry for both.
+    pub both: Cell<Both>,
     /// The entry of the flow that the packet begins.
     pub begun: Cell<NewView>,
     /// A flow that leaves its place to another one.
@@ -141,6 +143,18 @@ pub mod pair {
     pub const FORWARD: u32 = 3;
     /// Of other rules; the receiver has begun the flow.
     pub const BACK: u32 = 4;
+}
+
+/// Two pods of this node that policies judge.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Both {
+    /// The host interfaces of the sender and of the receiver.
+    pub from: u32,
+    pub to: u32,
+    /// The sum of both ends'.
+    pub epochs: u32,
+    pub reserved: u32,
 }
 
 /// Where the other end is.
@@ -473,6 +487,21 @@ impl End {
     pub fn receiver(ifindex: u32, via: u32) -> Self {
         let direction = direction::INGRESS;
         Self { ifindex, direction, via, origin: origin::OTHER, may_defer: 0, reserved: 0 }
+    }
+}
+
+// === impl Both ===
+
+impl Both {
+    #[inline(always)]
+    pub fn is_from_low(self) -> bool {
+        self.from < self.to
+    }
+
+    /// The higher interface.
+    #[inline(always)]
+    pub fn high(self) -> u32 {
+        self.from.max(self.to)
     }
 }
 

@@ -33,6 +33,8 @@ pub mod answer {
     pub const BEGIN: u32 = 32;
     /// With [`ASK`]: the end's views do not know the flow; a pair may.
     pub const PAIR: u32 = 64;
+    /// With [`ASK`]: the packet requests a connection between two judged pods.
+    pub const REQUEST: u32 = 128;
 }
 
 /// The parts of `BLOCKS`' key, aligned: the verifier refuses misaligned access to the stack.

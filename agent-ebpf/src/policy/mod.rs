@@ -3,6 +3,7 @@
 //! The row in `VIFS` says what judges a pod; without that, the pod passes nothing. A pod that no policy
 //! judges is *untracked*: the row says so, and nothing else is looked up.
 
+mod allowed;
 mod case;
 mod flows;
 mod fragments;
@@ -21,7 +22,7 @@ use self::{
     case::{Case, End, Verdict, origin, pair},
     flows::{ferrule_find_policy, ferrule_settle_policy},
     judge::{answer, ferrule_classify_policy, ferrule_judge_policy},
-    pairs::{ferrule_find_pair, ferrule_find_pair_at_end, ferrule_settle_pair},
+    pairs::{ferrule_find_allowed, ferrule_find_pair, ferrule_find_pair_at_end, ferrule_settle_pair},
     places::{ferrule_begin_flow, ferrule_keep_flow},
 };
 use crate::{
@@ -68,9 +69,12 @@ pub fn passes(
     case.note(meta);
     // A pod may always send to itself.
     if to != 0 && to != from && sends.is_judged() && receives.is_judged() {
-        let answer = ferrule_find_pair(packet.context(), from, to, sends.sum(receives));
+        let mut answer = ferrule_find_pair(packet.context(), from, to, sends.sum(receives));
+        if answer & answer::REQUEST != 0 {
+            answer = ferrule_find_allowed();
+        }
         if answer & answer::ASK == 0 {
-            keep(answer);
+            give_place(answer);
             return Ok(false);
         }
     }
@@ -217,9 +221,18 @@ extern "C" fn ferrule_police(skb: *mut __sk_buff) -> u32 {
     }
     let received = police_end(skb, case, true);
     if case.pair.get() != pair::NONE && received & answer::DENY == 0 {
-        keep(ferrule_settle_pair(received));
+        give_place(ferrule_settle_pair(received));
     }
     case.sent.get() | received
+}
+
+/// Gives a place to a flow that begins, and one among the answered flows to one that is answered.
+#[inline(always)]
+fn give_place(answer: u32) {
+    if answer & answer::BEGIN != 0 {
+        ferrule_begin_flow();
+    }
+    keep(answer);
 }
 
 #[inline(always)]
@@ -256,6 +269,7 @@ fn police_end(skb: *mut __sk_buff, case: &Case, is_receiver: bool) -> u32 {
         }
         answer = ferrule_settle_policy();
     }
+    // Of a flow with one entry for both ends, both answers decide.
     if answer & answer::BEGIN != 0 && case.pair.get() == pair::NONE {
         flows::begin(case);
         ferrule_begin_flow();

@@ -13,10 +13,10 @@ use agent_common::{
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
 use super::{
-    case::{self, Case, Question, pair},
+    allowed::{self, ferrule_note_allowed},
+    case::{self, Both, Case, Question, pair},
     flows::{self, Found, NewView, is_over, now},
     judge::answer,
-    places::ferrule_begin_flow,
     subject::Judge,
 };
 use crate::{endpoints, flow_key::Padded, packet::Packet};
@@ -29,30 +29,51 @@ pub extern "C" fn ferrule_find_pair(skb: *mut __sk_buff, from: u32, to: u32, epo
     let Some(case) = case::get() else { return answer::ASK };
     let ctx = TcContext::new(skb);
     case.pair.set(pair::NEW);
+    case.both.set(Both { from, to, epochs, reserved: 0 });
     case.fill_plain(&Packet::of_caller(&ctx));
     let Some(ports) = case.read_ports() else { return answer::ASK };
     case.ports.set(ports);
-    look_up(case, from, to, epochs)
+    let answer = look_up(case);
+    let is_request = matches!(case.pair.get(), pair::NEW | pair::REPLACED) && flows::opens(case);
+    if answer & answer::ASK != 0 && is_request { answer | answer::REQUEST } else { answer }
 }
 
-/// The step after both ends have allowed such a packet: notes the flow.
+/// The step after that one for connection requests: no rules are asked about one like the last that they have
+/// allowed.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrule_find_allowed() -> u32 {
+    let Some(case) = case::get() else { return answer::ASK };
+    if !allowed::contains(case) {
+        return answer::ASK;
+    }
+    begin(case);
+    answer::BEGIN
+}
+
+/// The step after both ends have allowed such a packet: changes the flow.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrule_settle_pair(received: u32) -> u32 {
     let Some(case) = case::get() else { return 0 };
     if matches!(case.pair.get(), pair::FORWARD | pair::BACK) {
-        set_ends_key(case);
+        set_key(case);
         return renew(case);
     }
     match (case.sent.get() & answer::BEGIN != 0, received & answer::BEGIN != 0) {
         (false, false) => return 0,
-        (true, true) => begin(case),
+        (true, true) => {
+            // Without another flag: an audited pod's packets are to be recorded.
+            if flows::opens(case) && case.sent.get() | received == answer::BEGIN {
+                ferrule_note_allowed();
+            }
+            begin(case);
+        }
         // One end knows the flow by itself, and so does the other one from now on.
         (false, true) => flows::begin(case),
         (true, false) => begin_at_sender(case),
     }
-    ferrule_begin_flow();
-    0
+    answer::BEGIN
 }
 
 /// The pair of a packet that only the judged end sees, and that belongs to none of the end's views; also of a
@@ -98,16 +119,16 @@ fn is_known(case: &Case) -> bool {
 }
 
 #[inline(always)]
-fn look_up(case: &Case, from: u32, to: u32, epochs: u32) -> u32 {
-    set_key(case, from, to);
+fn look_up(case: &Case) -> u32 {
+    set_key(case);
     let Some(found) = flows::find(case) else { return answer::ASK };
     // SAFETY: as above.
     let view = unsafe { *found.view };
-    let (is_from_low, high) = (from < to, from.max(to));
-    let is_forward = is_from_low == (view.flags & View::BEGUN_BY_PEER == 0);
-    let is_current = view.epoch == epochs;
+    let both = case.both.get();
+    let is_forward = both.is_from_low() == (view.flags & View::BEGUN_BY_PEER == 0);
+    let is_current = view.epoch == both.epochs;
     // Of an earlier pod with the address, or a connection against the direction of the flow.
-    let is_other = view.peer != high || flows::opens(case) && !(is_forward && is_current);
+    let is_other = view.peer != both.high() || flows::opens(case) && !(is_forward && is_current);
     if is_other || is_over(&view, case.ends.get().protocol.byte(), found.is_answered, now()) {
         case.pair.set(pair::REPLACED);
         return answer::ASK;
@@ -119,17 +140,17 @@ fn look_up(case: &Case, from: u32, to: u32, epochs: u32) -> u32 {
         case.pair.set(if is_forward { pair::FORWARD } else { pair::BACK });
         return answer::ASK;
     }
-    flows::note(case, found, is_forward, is_from_low)
+    flows::note(case, found, is_forward, both.is_from_low())
 }
 
 #[inline(always)]
 fn begin(case: &Case) {
-    set_ends_key(case);
-    let (is_from_low, high) = ends(case);
-    let flags = if is_from_low { 0 } else { View::BEGUN_BY_PEER };
+    set_key(case);
+    let both = case.both.get();
+    let flags = if both.is_from_low() { 0 } else { View::BEGUN_BY_PEER };
     let known = if case.pair.get() == pair::REPLACED { Question::REPLACES } else { Question::NEW };
     case.question.set(Question { known, ..case.question.get() });
-    case.begun.set(NewView { used: now(), epoch: sum(case), peer: high, flags: flags.into() });
+    case.begun.set(NewView { used: now(), epoch: both.epochs, peer: both.high(), flags: flags.into() });
 }
 
 #[inline(always)]
@@ -149,39 +170,23 @@ fn begin_at_sender(case: &Case) {
 fn renew(case: &Case) -> u32 {
     // Gone since: the flow's next packet is judged once more.
     let Some(found) = flows::find(case) else { return 0 };
+    let both = case.both.get();
     // SAFETY: an entry stays writable until the program returns; an aligned field.
-    unsafe { (*found.view).epoch = sum(case) };
-    flows::note(case, found, case.pair.get() == pair::FORWARD, ends(case).0)
+    unsafe { (*found.view).epoch = both.epochs };
+    flows::note(case, found, case.pair.get() == pair::FORWARD, both.is_from_low())
 }
 
 /// Makes the pair's key the case's view.
 #[inline(always)]
-fn set_key(case: &Case, sender: u32, receiver: u32) {
-    let (packet, [from, to]) = (case.ends.get(), case.ports.get());
-    let (low, peer, own_port, peer_port) = if sender < receiver {
-        (sender, packet.destination, from, to)
+fn set_key(case: &Case) {
+    let (packet, [from, to], both) = (case.ends.get(), case.ports.get(), case.both.get());
+    let (low, peer, own_port, peer_port) = if both.is_from_low() {
+        (both.from, packet.destination, from, to)
     } else {
-        (receiver, packet.source, to, from)
+        (both.to, packet.source, to, from)
     };
     let protocol: Padded<u64> = packet.protocol.byte().into();
     case.view.set(case::View { peer, ifindex: low | ViewKey::PAIR, own_port, peer_port, protocol });
-}
-
-#[inline(always)]
-fn set_ends_key(case: &Case) {
-    set_key(case, case.sender.get().ifindex, case.receiver.get().ifindex);
-}
-
-/// Whether the sender has the lower interface, and the higher interface.
-#[inline(always)]
-fn ends(case: &Case) -> (bool, u32) {
-    let (sender, receiver) = (case.sender.get().ifindex, case.receiver.get().ifindex);
-    if sender < receiver { (true, receiver) } else { (false, sender) }
-}
-
-#[inline(always)]
-fn sum(case: &Case) -> u32 {
-    case.sends.get().epoch.wrapping_add(case.receives.get().epoch)
 }
 
 /// The pair of the case's view, and the other end's interface. Then, the case's view is the pair's.

@@ -60,8 +60,7 @@ pub extern "C" fn ferrule_begin_flow() -> u32 {
     let is_of_others = view.flags & View::BEGUN_BY_PEER != 0 && view.peer == 0;
     let first = if is_of_others { PENDING_OF_OTHERS } else { PENDING };
     let places = pending_flows(POLICY_FLOWS_PER_POD.load());
-    let place = choose(case, ifindex, first, places, &POLICY_PENDING);
-    occupy(case, place, ifindex, &POLICY_PENDING);
+    occupy(case, ifindex, first, places, &POLICY_PENDING);
     let _ = POLICY_PENDING.insert(key, view, 0);
     0
 }
@@ -73,13 +72,13 @@ pub extern "C" fn ferrule_keep_flow() -> u32 {
     let Some(case) = case::get() else { return 0 };
     let key = case.view_key();
     let Some(pending) = POLICY_PENDING.get_ptr(key) else { return 0 };
-    // SAFETY: an entry stays readable until the program returns; copied at once.
-    let view = unsafe { *pending };
-    let places = POLICY_FLOWS_PER_POD.load();
-    let ifindex = payer(key, &view);
-    let place = choose(case, ifindex, 0, places, &POLICY_FLOWS);
+    // SAFETY: an entry stays readable until the program returns, and has the bytes of a `NewView`; copied at
+    // once.
+    case.begun.set(unsafe { *pending.cast() });
+    let (view, places) = (case.begun(), POLICY_FLOWS_PER_POD.load());
+    let ifindex = payer(key, view);
     // Otherwise, the flow's next packet tries again.
-    if occupy(case, place, ifindex, &POLICY_FLOWS) && POLICY_FLOWS.insert(key, view, 0).is_ok() {
+    if occupy(case, ifindex, 0, places, &POLICY_FLOWS) && POLICY_FLOWS.insert(key, view, 0).is_ok() {
         let _ = POLICY_PENDING.remove(key);
     }
     0
@@ -95,87 +94,93 @@ fn payer(key: &ViewKey, view: &View) -> u32 {
     }
 }
 
-/// Gives a place to the case's flow, and removes the flow that had it. `false` if another CPU does so, too.
-/// Of two CPUs that take a place whose flow is gone, within the time of a few look-ups, one gets none, and
-/// its flow counts for no pod.
+/// Gives a place of those from `first` on to the case's flow: an empty one, or that of an ended flow, or of
+/// the longest unused of a few; that flow is removed. `false` if another CPU takes the place, too. Of two
+/// CPUs that take a place whose flow is gone, within the time of a few look-ups, one gets none, and its flow
+/// counts for no pod.
 #[inline(always)]
 fn occupy<const N: usize>(
     case: &Case,
-    place: RingKey,
     ifindex: u32,
+    first: u32,
+    places: u32,
     flows: &LruHashMap<ViewKey, View, N>,
 ) -> bool {
-    let Some(old) = POLICY_PLACES.get_ptr_mut(place) else {
-        return POLICY_PLACES.insert(place, case.view_key(), BPF_NOEXIST).is_ok();
-    };
-    // In place: to remove the entry and to add another one would cost several times as much.
+    let (mut hash, places, now) = (hash(case), places.max(1), now());
+    // Neighbours instead would fill runs of places, whose flows displace each other while others are empty.
+    let step = hash >> 16 | 1;
+    let (mut chosen, mut oldest) = (RingKey { ifindex, place: first + hash % places }, 0);
+    for _ in 0..TRIES {
+        let place = RingKey { ifindex, place: first + hash % places };
+        hash = hash.wrapping_add(step);
+        let Some(old) = place_of(case, place) else {
+            return POLICY_PLACES.insert(place, case.view_key(), BPF_NOEXIST).is_ok();
+        };
+        let Some(view) = owned(case, flows, ifindex) else {
+            old.set(case.view_words());
+            return true;
+        };
+        if is_closed(view) {
+            return displace(case, old, flows);
+        }
+        let age = age(view, now);
+        if age >= oldest {
+            (chosen, oldest) = (place, age);
+        }
+    }
+    let Some(old) = place_of(case, chosen) else { return false };
+    // Otherwise, another CPU has used the flow, or taken the place.
+    let is_chosen = owned(case, flows, ifindex).is_some_and(|view| age(view, now) == oldest);
+    is_chosen && displace(case, old, flows)
+}
+
+/// How soon a flow gives up its place: jiffies since its last packet, and far more if the flow has had its
+/// answer, so that finished exchanges go before those that wait.
+#[inline(always)]
+fn age(view: &View, now: u64) -> u64 {
+    // Without a branch, which the verifier would walk both ways.
+    now.saturating_sub(view.used) + (u64::from(view.answered & 1) << FINISHED)
+}
+
+/// A place that a flow has; that flow's key becomes the case's displaced one.
+#[inline(always)]
+fn place_of(case: &Case, place: RingKey) -> Option<&'static Cell<[u64; 4]>> {
+    let old = POLICY_PLACES.get_ptr_mut(place)?;
     // SAFETY: an entry stays writable until the program returns. The same bytes as words, so that LLVM makes
     // no loop. The kernel may give the entry to another place meanwhile, and another CPU may write, too: the
     // key names another flow then, or none. `owned` compares the pod before a flow goes.
     let old = unsafe { &*old.cast::<Cell<[u64; 4]>>() };
     let [a, b, c, d] = old.get();
     case.displaced.set([a, b, c, d]);
-    let displaced = case.displaced_key();
-    // Succeeds on one CPU only.
-    if owned(flows, displaced, ifindex).is_some() && flows.remove(displaced).is_err() {
-        return false;
-    }
-    let [a, b, c, d] = case.view_words();
-    old.set([a, b, c, d]);
-    true
+    Some(old)
 }
 
-/// A place of those from `first` on: an empty one, or that of an ended flow, or of the longest unused of a
-/// few.
+/// Removes the displaced flow and gives its place to the case's, which succeeds on one CPU only. In place: to
+/// remove the entry and to add another one would cost several times as much.
 #[inline(always)]
-fn choose<const N: usize>(
+fn displace<const N: usize>(
     case: &Case,
-    ifindex: u32,
-    first: u32,
-    places: u32,
+    place: &Cell<[u64; 4]>,
     flows: &LruHashMap<ViewKey, View, N>,
-) -> RingKey {
-    let (hash, places, now) = (hash(case), places.max(1), now());
-    let (mut chosen, mut oldest) = (RingKey { ifindex, place: first + hash % places }, 0);
-    for number in 0..TRIES {
-        let place = RingKey { ifindex, place: first + hash.wrapping_add(number) % places };
-        // SAFETY: another CPU that replaces the key makes a wrong choice at worst.
-        let Some(old) = (unsafe { POLICY_PLACES.get(place) }) else { return place };
-        let age = age(flows, old, ifindex, now);
-        if age == u64::MAX {
-            return place;
-        }
-        if age >= oldest {
-            (chosen, oldest) = (place, age);
-        }
+) -> bool {
+    let is_removed = flows.remove(case.displaced_key()).is_ok();
+    if is_removed {
+        place.set(case.view_words());
     }
-    chosen
+    is_removed
 }
 
-/// The flow of a place; `None` if the flow is gone, or in a place of another pod.
+/// The displaced flow; `None` if the flow is gone, or in a place of another pod.
 #[inline(always)]
 fn owned<'a, const N: usize>(
+    case: &Case,
     flows: &'a LruHashMap<ViewKey, View, N>,
-    key: &ViewKey,
     ifindex: u32,
 ) -> Option<&'a View> {
+    let key = case.displaced_key();
     // SAFETY: an entry stays readable until the program returns; other CPUs may write to its integers.
     let view = flows.get_ptr(key).map(|view| unsafe { &*view })?;
     (payer(key, view) == ifindex).then_some(view)
-}
-
-/// How soon a flow gives up its place: jiffies since its last packet, and far more if the flow has had its
-/// answer, so that finished exchanges go before those that wait. The largest number if the flow is gone or
-/// has ended.
-#[inline(always)]
-fn age<const N: usize>(flows: &LruHashMap<ViewKey, View, N>, key: &ViewKey, ifindex: u32, now: u64) -> u64 {
-    match owned(flows, key, ifindex) {
-        Some(view) if !is_closed(view) => {
-            // Without a branch, which the verifier would walk both ways.
-            now.saturating_sub(view.used) + (u64::from(view.answered & 1) << FINISHED)
-        }
-        _ => u64::MAX,
-    }
 }
 
 /// Spreads flows evenly over the numbers.
@@ -190,5 +195,8 @@ fn hash(case: &Case) -> u32 {
         let mixed = (mixed ^ word).wrapping_mul(secret);
         mixed ^ mixed >> 32
     };
-    mix(mix(mix(secret ^ u64::from(ifindex), a), b), ports) as u32
+    let mixed = mix(mix(mix(secret ^ u64::from(ifindex), a), b), ports);
+    // The upper half depends on all bits: the lower one of the sums of successive ports would be steps of
+    // equal length, and short ones for some secrets.
+    (mixed.wrapping_mul(secret) >> 32) as u32
 }

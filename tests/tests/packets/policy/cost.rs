@@ -10,8 +10,13 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use super::{ACK, Policed, RST, SYN, UPLINK, policy, segment, with_policies};
+use super::{ACK, FIN, Policed, RST, SYN, UPLINK, policy, segment, with_policies};
 use crate::table::{A, B, FAR_V4, Pod};
+
+/// Enough that the places of answered flows are in use, and not in the caches of a CPU.
+const CONNECTIONS: u16 = 12_000;
+/// The first ones find their places empty.
+const WARM: usize = 9_000;
 
 /// Every delivery decrements the hop limit.
 const HOPS: u8 = 254;
@@ -47,6 +52,26 @@ fn delivered(node: &mut Policed<'_>, from: Pod, packet: &[u8], times: u8) -> any
     let ran = node.repeat(Program::FromPod, SkBuff::on(from.ifindex), packet, times.into())?;
     ran.expect(TC_ACT_REDIRECT)?;
     Ok(ran.took)
+}
+
+/// The sum of a short connection's packets.
+fn connection(node: &mut Policed<'_>, client: Pod, server: Pod, port: u16) -> anyhow::Result<Duration> {
+    let mut took = Duration::ZERO;
+    for (is_client, flags) in [
+        (true, SYN),
+        (false, SYN | ACK),
+        (true, ACK),
+        (true, ACK),
+        (false, ACK),
+        (true, FIN | ACK),
+        (false, FIN | ACK),
+        (true, ACK),
+    ] {
+        let (from, to) = if is_client { (client, server) } else { (server, client) };
+        let ports = if is_client { (port, 81) } else { (81, port) };
+        took += delivered(node, from, &frame(from, to, ports, flags), 1)?;
+    }
+    Ok(took)
 }
 
 /// Prints run times, to be compared within one run only, and asserts verdicts and flows.
@@ -98,6 +123,11 @@ fn run_time_with_policies_is_printed() {
             println!("{about}: from_pod, packets of a known flow: {} ns", median(known));
             println!("{about}: to_pod, packets of a known flow: {} ns", median(received));
             let kept = node.policy_flows.keys().count();
+            let mut whole = Vec::new();
+            for port in 0..CONNECTIONS {
+                whole.push(connection(node, a, b, 33_000 + port)?);
+            }
+            println!("{about}: from_pod, all of a short connection: {} ns", median(whole.split_off(WARM)));
             ensure!(kept == usize::from(flows), "{kept} answered flows");
             Ok(())
         })

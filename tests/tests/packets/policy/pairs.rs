@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{
     ACK, Policed, SYN,
     Step::{Receives, Sends},
-    app, policy, segment, v4, with_policies,
+    app, policy, segment, v4, v6_of, with_policies,
 };
 use crate::table::{A, B, NEW, Pod};
 
@@ -30,6 +30,11 @@ fn none(name: &str) -> ferrule_policy::Change {
 
 fn there(flags: u8) -> Vec<u8> {
     v4(A.v4, B.v4, TCP, &segment(40000, 80, flags))
+}
+
+/// A connection request of `A` to `B`.
+fn request(ports: (u16, u16)) -> Vec<u8> {
+    v4(A.v4, B.v4, TCP, &segment(ports.0, ports.1, SYN))
 }
 
 fn back(flags: u8) -> Vec<u8> {
@@ -205,6 +210,85 @@ fn an_end_that_knows_a_flow_by_itself_goes_on_so() {
         let mut ends: Vec<_> = entries(node).iter().map(|(key, _)| key.ifindex).collect();
         ends.sort_unstable();
         ensure!(ends == [A.ifindex, B.ifindex], "{ends:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_allowed_request_lets_only_others_like_it_pass() {
+    with_policies(only_a_calls_b(), |node| {
+        let reverse = v4(B.v4, A.v4, TCP, &segment(40000, 80, SYN));
+        let v6 = v6_of(A.v6, B.v6, TCP, &segment(40000, 80, SYN));
+        node.check(&[
+            ("a request", Sends(A, request((40000, 80))), true),
+            ("from another port", Sends(A, request((40001, 80))), true),
+            ("again, after that", Sends(A, request((40001, 80))), true),
+            ("to another port", Sends(A, request((40002, 81))), false),
+            ("of the other pod", Sends(B, reverse), false),
+            ("of the other family", Sends(A, v6), true),
+        ])?;
+        let mut known: Vec<_> = entries(node).iter().map(|(key, _)| (key.own_port, key.peer_port)).collect();
+        known.sort_unstable();
+        ensure!(known == [(40000, 80), (40000, 80), (40001, 80)], "{known:?}");
+        // Each has its answers and no others.
+        let answer = |port| v4(B.v4, A.v4, TCP, &segment(80, port, SYN | ACK));
+        node.check(&[
+            ("an answer", Sends(B, answer(40001)), true),
+            ("an answer without a request", Sends(B, answer(40003)), false),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn requests_like_an_allowed_one_are_judged_by_the_rules_of_their_time() {
+    for changed in ["a", "b"] {
+        with_policies(only_a_calls_b(), |node| {
+            node.check(&[
+                ("a request", Sends(A, request((40000, 80))), true),
+                ("another one", Sends(A, request((40001, 80))), true),
+            ])?;
+            node.apply([none(changed)])?;
+            node.check(&[("after the change", Sends(A, request((40002, 80))), false)])?;
+            node.apply(only_a_calls_b())?;
+            node.check(&[
+                ("after the change back", Sends(A, request((40003, 80))), true),
+                ("another one", Sends(A, request((40004, 80))), true),
+            ])
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_request_is_judged_for_each_address_of_a_pod() {
+    // By address, IPv6 is not allowed.
+    let from = json!({"policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [{"ipBlock": {"cidr": format!("{}/32", std::net::Ipv4Addr::from(A.v4))}}]}]});
+    let [_, to] = only_a_calls_b();
+    with_policies([policy("b", from), to], |node| {
+        let v6 = |port| v6_of(A.v6, B.v6, TCP, &segment(port, 80, SYN));
+        node.check(&[
+            ("IPv4", Sends(A, request((40000, 80))), true),
+            ("IPv6", Sends(A, v6(40000)), false),
+            ("IPv4 once more", Sends(A, request((40001, 80))), true),
+            ("IPv6 once more", Sends(A, v6(40001)), false),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn each_request_of_an_audited_pod_is_recorded() {
+    with_policies(only_a_calls_b(), |node| {
+        node.apply([none("b")])?;
+        node.change(B, |subject| subject.flags |= agent_common::policy::Subject::AUDIT)?;
+        for port in [40000, 40001, 40002] {
+            node.check(&[("a request", Sends(A, request((port, 80))), true)])?;
+            let records = node.records()?;
+            ensure!(records.len() == 1, "{port}: {records:?}");
+        }
         Ok(())
     })
     .unwrap();
