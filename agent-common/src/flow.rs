@@ -38,7 +38,7 @@ pub struct Flow {
 pub struct RingKey {
     /// Index of the client pod's host interface.
     pub ifindex: u32,
-    /// Below [`flows_per_pod`](crate::flows_per_pod), or [`RingKey::LOCK`].
+    /// Below [`flows_per_pod`](crate::flows_per_pod).
     pub place: u32,
 }
 
@@ -59,11 +59,6 @@ impl Flow {
         // The largest is `BOTH`, without a branch, which the verifier would walk both ways.
         (closed | (closed / (Self::BOTH + 1) * Self::BOTH)) & Self::BOTH
     }
-}
-
-impl RingKey {
-    /// The key exists while a program changes the ring.
-    pub const LOCK: u32 = u32::MAX;
 }
 
 // A change of these sizes is a change of the ABI.

@@ -18,6 +18,9 @@
 //! flows in use. Flows that a remote pod begins take places of the pod that receives them. Flows that have
 //! ended stay until their places are needed, because their last packets must take the stack, too; with many
 //! pods, they can fill the maps, which then evict the longest unused of all.
+//!
+//! The ring has no lock, which a CPU that the hypervisor stops would hold for long while flows begin on the
+//! others: of several CPUs that want one place, one gets it, and the others take the next.
 
 use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, TRANSLATED_PORTS, VifEntry, flows_per_pod};
 use aya_ebpf::{
@@ -52,8 +55,10 @@ const TRIES: u32 = 8;
 const GRACE: u32 = 64;
 /// In an age: the flow has ended.
 const ENDED: u32 = 1 << 31;
-/// Each takes about as long as a step of the holder.
-const LOCK_TRIES: u32 = 64;
+/// In the place of a flow's `used`: no flow has the place.
+const FREE: u64 = u64::MAX;
+/// Places that a new flow tries to take, while other CPUs take them.
+const CLAIMS: u32 = 2;
 const BPF_NOEXIST: u64 = 1;
 
 /// What a TCP segment tells of its connection: which ends have closed it by now, or that it begins.
@@ -119,72 +124,81 @@ pub fn record(packet: &Packet<'_>, meta: &Meta, pod: u32, other: u32) {
     }
 }
 
-/// If the insertion fails, the flow's next packet tries again.
+/// The flow first, and then its place: a place without a flow is free for other CPUs. A flow that finds none
+/// counts for no pod.
 #[inline(never)]
 fn insert(key: &Key, client: u32, server: u32, sign: Sign) {
-    if !lock(client) {
-        return;
-    }
+    let Some(begun) = vifs::begun_flows(client) else { return };
     let key = key.as_flow();
-    // Another CPU may have inserted it.
-    if !touch(key, sign)
-        && let Some(place) = free_place(client)
-        && FLOW_RINGS.insert(place, key, 0).is_ok()
-        && STACK_FLOWS.insert(key, Flow { ifindex: server, used: sign.used(0, now()) }, 0).is_err()
-    {
-        let _ = FLOW_RINGS.remove(place);
-    }
-    let _ = FLOW_RINGS.remove(locked(client));
-}
-
-/// Locks a ring against other CPUs, for the time of a few map operations: the old kernels' instructions have
-/// no atomic exchange, but the insertion of a new key is atomic.
-#[inline(always)]
-fn lock(client: u32) -> bool {
-    let none = FlowKey::default();
-    for _ in 0..LOCK_TRIES {
-        if FLOW_RINGS.insert(locked(client), none, BPF_NOEXIST).is_ok() {
-            return true;
+    // Fails if another CPU has inserted the flow.
+    if STACK_FLOWS.insert(key, Flow { ifindex: server, used: sign.used(0, now()) }, BPF_NOEXIST).is_ok() {
+        for _ in 0..CLAIMS {
+            let (place, used) = choose(client, begun);
+            if take(place, used, key) {
+                return;
+            }
         }
     }
-    false
 }
 
+/// A place in the client's ring: an empty one, one whose flow has ended, or that of the longest unused of a
+/// few. And the flow's `used`, or [`FREE`].
 #[inline(always)]
-fn locked(ifindex: u32) -> RingKey {
-    RingKey { ifindex, place: RingKey::LOCK }
-}
-
-/// A place in the client's ring, whose flow is evicted: one that has ended, or the longest unused of a few.
-/// `None` without a client.
-#[inline(always)]
-fn free_place(client: u32) -> Option<RingKey> {
-    let begun = vifs::begun_flows(client)?;
-    let (mut chosen, mut oldest) = (RingKey { ifindex: client, place: 0 }, 0);
+fn choose(client: u32, begun: *mut u32) -> (RingKey, u64) {
+    let (mut chosen, mut oldest) = ((RingKey { ifindex: client, place: 0 }, FREE), 0);
     let now = now();
     for _ in 0..TRIES {
-        // SAFETY: an aligned field, which the holder of the lock writes.
-        let number = unsafe { begun.read_volatile() };
-        // SAFETY: as above.
-        unsafe { begun.write_volatile(number.wrapping_add(1)) };
-        let place = RingKey { ifindex: client, place: number % FLOWS_PER_POD.load().max(1) };
-        // SAFETY: the ring is locked, and the agent removes its entries only after those of `VIFS`.
-        let flow = unsafe { FLOW_RINGS.get(place) }.and_then(|old| STACK_FLOWS.get_ptr_mut(old));
-        let Some(flow) = flow else { return Some(place) };
-        // SAFETY: an aligned field of an entry, which stays readable until the program returns.
-        let age = age(unsafe { (&raw const (*flow).used).read_volatile() }, now);
+        let place = RingKey { ifindex: client, place: next(begun) % FLOWS_PER_POD.load().max(1) };
+        // SAFETY: another CPU that replaces the key makes a wrong choice at worst.
+        let flow = unsafe { FLOW_RINGS.get(place) }.and_then(|old| STACK_FLOWS.get_ptr(old));
+        let Some(flow) = flow else { return (place, FREE) };
+        let used = used(flow);
+        let age = age(used, now);
         if age >= oldest {
-            (chosen, oldest) = (place, age);
+            (chosen, oldest) = ((place, used.into()), age);
         }
         if age & ENDED != 0 {
             break;
         }
     }
-    // SAFETY: as above.
-    if let Some(old) = unsafe { FLOW_RINGS.get(chosen) } {
-        let _ = STACK_FLOWS.remove(old);
+    chosen
+}
+
+/// Gives a place to a flow, and removes the flow that had it, if that is still as it was chosen: another CPU
+/// may have used the flow, or taken the place.
+#[inline(always)]
+fn take(place: RingKey, chosen: u64, key: &FlowKey) -> bool {
+    // SAFETY: copied at once: the entry may be another place's later.
+    if let Some(old) = unsafe { FLOW_RINGS.get(place) }.copied() {
+        let is_chosen = match STACK_FLOWS.get_ptr(old) {
+            // The removal succeeds on one CPU only.
+            Some(flow) => u64::from(used(flow)) == chosen && STACK_FLOWS.remove(old).is_ok(),
+            None => chosen == FREE,
+        };
+        if !is_chosen {
+            return false;
+        }
+        let _ = FLOW_RINGS.remove(place);
     }
-    Some(chosen)
+    FLOW_RINGS.insert(place, key, BPF_NOEXIST).is_ok()
+}
+
+#[inline(always)]
+fn used(flow: *const Flow) -> u32 {
+    // SAFETY: an aligned field of an entry, which stays readable until the program returns.
+    unsafe { (&raw const (*flow).used).read_volatile() }
+}
+
+/// The number of the ring's next place. Other CPUs may get the same one, and one that stops between the two
+/// steps sets the ring back by the flows that begin meanwhile: their places are in use then.
+#[inline(always)]
+fn next(begun: *mut u32) -> u32 {
+    // SAFETY: an aligned field of an entry, which stays readable and writable until the program returns.
+    unsafe {
+        let number = begun.read_volatile();
+        begun.write_volatile(number.wrapping_add(1));
+        number
+    }
 }
 
 /// How soon a flow gives up its place: jiffies since its last packet, and [`ENDED`] if no more are expected.

@@ -51,8 +51,7 @@ pub fn has_peer(vif: &VifEntry, peer: u32) -> bool {
     unsafe { (&raw const vif.stack_peers).cast::<u8>().add(VifEntry::peer(peer)).read_volatile() != 0 }
 }
 
-/// The number of flows that a pod has begun, to be counted on with the pod's ring locked. Valid until the
-/// program returns.
+/// The number of flows that a pod has begun, to be counted on. Valid until the program returns.
 #[inline(always)]
 pub fn begun_flows(ifindex: u32) -> Option<*mut u32> {
     // SAFETY: a field of an entry, which stays readable and writable until the program returns.

@@ -1,4 +1,4 @@
-//! Many short TCP connections, one after another, and what TCP had to repeat.
+//! Many short TCP connections, and what TCP had to repeat.
 
 use std::{
     fs,
@@ -18,12 +18,14 @@ use nix::sys::{
 use crate::{sys, traffic};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Few, so that connections come from the same port soon.
-const CLIENT_PORTS: &str = "40000 40255";
+/// Of one client, few: connections come from the same port soon. Of several, many: each begins a flow.
+const FEW_PORTS: &str = "40000 40255";
+const MANY_PORTS: &str = "33000 60999";
 
 /// Makes connections from one network namespace to another one; `to` is the server's address, or one that NAT
-/// translates to that. Returns how many first packets (SYN) of connections the client has sent again, each
-/// after a second. The server closes first, so that its end waits for late packets (TIME-WAIT).
+/// translates to that. Each of the `clients`, threads, makes as many, one after another. Returns how many
+/// first packets (SYN) of connections the clients have sent again, each after a second. The server closes
+/// first, so that its end waits for late packets (TIME-WAIT).
 ///
 /// # Errors
 /// If a connection fails.
@@ -33,13 +35,14 @@ pub fn repeated_syns(
     server: &Path,
     listen: SocketAddr,
     connections: usize,
+    clients: usize,
 ) -> anyhow::Result<u64> {
     let listener = sys::bind_in(server, listen, TcpListener::bind)?;
     // Also for accept: the server does not wait for a client that has failed.
     setsockopt(&listener, ReceiveTimeout, &TimeVal::seconds(TIMEOUT.as_secs().cast_signed()))?;
     thread::scope(|scope| {
         let server = scope.spawn(move || -> anyhow::Result<()> {
-            for _ in 0..connections {
+            for _ in 0..connections * clients {
                 let (mut stream, _) = listener.accept()?;
                 stream.set_read_timeout(Some(TIMEOUT))?;
                 stream.read_exact(&mut [0])?;
@@ -48,22 +51,33 @@ pub fn repeated_syns(
             Ok(())
         });
         let repeated = sys::in_netns(client, || {
-            fs::write("/proc/sys/net/ipv4/ip_local_port_range", CLIENT_PORTS)?;
+            let ports = if clients == 1 { FEW_PORTS } else { MANY_PORTS };
+            fs::write("/proc/sys/net/ipv4/ip_local_port_range", ports)?;
             let before = syns_sent_again()?;
-            for number in 0..connections {
-                let what = || format!("connection {number} to {to}");
-                let mut stream = traffic::connect(to).with_context(what)?;
-                stream.set_read_timeout(Some(TIMEOUT))?;
-                stream.write_all(b"?").with_context(what)?;
-                let mut answer = Vec::new();
-                stream.read_to_end(&mut answer).with_context(what)?;
-                ensure!(answer == b"!", "{}: {answer:?}", what());
-            }
+            let connect = || (0..connections).try_for_each(|number| exchange(to, number));
+            thread::scope(|scope| {
+                // In this thread's namespace.
+                let clients: Vec<_> = (0..clients).map(|_| scope.spawn(connect)).collect();
+                clients
+                    .into_iter()
+                    .try_for_each(|it| it.join().map_err(|_| anyhow::anyhow!("a client panicked"))?)
+            })?;
             Ok(syns_sent_again()? - before)
         });
         server.join().map_err(|_| anyhow::anyhow!("the server panicked"))??;
         repeated
     })
+}
+
+fn exchange(to: SocketAddr, number: usize) -> anyhow::Result<()> {
+    let what = || format!("connection {number} to {to}");
+    let mut stream = traffic::connect(to).with_context(what)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.write_all(b"?").with_context(what)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).with_context(what)?;
+    ensure!(answer == b"!", "{}: {answer:?}", what());
+    Ok(())
 }
 
 /// Of this thread's network namespace, in both families.

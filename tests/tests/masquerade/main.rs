@@ -70,7 +70,7 @@ fn short_connections_to_the_world_never_wait_for_a_server_that_remembers_their_p
         let pod = node.attach("a")?;
         for to in FAR {
             let to = SocketAddr::new(address(to), 8080);
-            let repeated = churn::repeated_syns(pod.path(), to, world.path(), to, 1500)?;
+            let repeated = churn::repeated_syns(pod.path(), to, world.path(), to, 1500, 1)?;
             ensure!(repeated == 0, "{repeated} of 1500 connections to {to} waited");
         }
         Ok(())

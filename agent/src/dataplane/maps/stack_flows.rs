@@ -65,11 +65,12 @@ impl StackFlows {
         }
     }
 
-    /// Removes the flows of pods that are not wanted.
+    /// Removes the flows of pods that are not wanted, and places that no ring has: earlier programs had a
+    /// lock there.
     pub fn retain(&mut self, is_wanted: impl Fn(u32) -> bool) {
         let all = self.rings.keys().take(walk_limit(self.capacity)).flatten();
-        // A lock that a program could not remove would be for ever.
-        let is_stray = |key: &RingKey| !is_wanted(key.ifindex) || key.place == RingKey::LOCK;
+        let places = flows_per_pod(self.capacity).max(1);
+        let is_stray = |key: &RingKey| !is_wanted(key.ifindex) || key.place >= places;
         let strays: Vec<RingKey> = all.filter(is_stray).collect();
         strays.into_iter().for_each(|key| self.clear(key));
     }
@@ -96,10 +97,8 @@ impl StackFlows {
     /// Failures leave an entry, which costs memory only.
     fn clear(&mut self, place: RingKey) {
         let Ok(flow) = self.rings.get(&place, 0) else { return };
-        if place.place != RingKey::LOCK {
-            let _ = self.flows.remove(&flow);
-            crash::point(Step::MapRemoved);
-        }
+        let _ = self.flows.remove(&flow);
+        crash::point(Step::MapRemoved);
         let _ = self.rings.remove(&place);
         crash::point(Step::MapRemoved);
     }
@@ -118,7 +117,7 @@ pub fn old_flows(from: &Path) -> Result<Vec<OldFlow>, MapFailure> {
     let flows: HashMap<MapData, FlowKey, Flow> = flows.try_into().map_err(FLOWS.failure("open"))?;
     let rings: HashMap<MapData, RingKey, FlowKey> =
         RINGS.open_pin(from)?.try_into().map_err(RINGS.failure("open"))?;
-    let places = rings.iter().take(limit).flatten().filter(|(place, _)| place.place != RingKey::LOCK);
+    let places = rings.iter().take(limit).flatten();
     let old = places
         .filter_map(|(place, key)| Some(OldFlow { key, flow: flows.get(&key, 0).ok()?, place: Some(place) }));
     Ok(old.collect())

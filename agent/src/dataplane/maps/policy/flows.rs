@@ -46,24 +46,17 @@ pub(in crate::dataplane) const FRAGMENTS: MapSpec = MapSpec {
 /// Adds the entries of one of the maps that are pinned in another directory and missing here.
 pub(in crate::dataplane) fn copy(map: &MapSpec, from: &Path, to: &Path) -> Result<(), MapFailure> {
     match map.name {
-        name if name == PLACES.name => {
-            copy_entries::<RingKey, ViewKey>(map, from, to, |key| key.place != RingKey::LOCK)
-        }
-        _ => copy_entries::<ViewKey, View>(map, from, to, |_| true),
+        name if name == PLACES.name => copy_entries::<RingKey, ViewKey>(map, from, to),
+        _ => copy_entries::<ViewKey, View>(map, from, to),
     }
 }
 
-fn copy_entries<K: Pod, V: Pod>(
-    spec: &MapSpec,
-    from: &Path,
-    to: &Path,
-    is_wanted: impl Fn(&K) -> bool,
-) -> Result<(), MapFailure> {
+fn copy_entries<K: Pod, V: Pod>(spec: &MapSpec, from: &Path, to: &Path) -> Result<(), MapFailure> {
     let from = spec.open_pin(from)?;
     let limit = walk_limit(max_entries(&from).map_err(spec.failure("read"))?);
     let from: BpfHashMap<MapData, K, V> = from.try_into().map_err(spec.failure("open"))?;
     let mut map: BpfHashMap<MapData, K, V> = spec.open_pin(to)?.try_into().map_err(spec.failure("open"))?;
-    for (key, flow) in from.iter().take(limit).flatten().filter(|(key, _)| is_wanted(key)) {
+    for (key, flow) in from.iter().take(limit).flatten() {
         let added = map.insert(key, flow, BPF_NOEXIST);
         crash::point(Step::MapWritten);
         match added {
