@@ -1,6 +1,6 @@
 //! The components that serve pods, after recovery from the state of an earlier agent.
 
-use std::sync::Arc;
+use std::{net::Ipv6Addr, sync::Arc};
 
 use anyhow::Context as _;
 use tokio::task::spawn_blocking;
@@ -19,9 +19,9 @@ use crate::{
     metrics::Metrics,
     plug::{nodes::tunnel, reaper::Reaper, uplink::Uplink},
     policy::{Enforcer, Maps, Report, Reporters},
-    ports::HostPorts,
+    ports::{HostPorts, OwnPort},
     reconcile::{DeferredDels, Recovery},
-    registry::Registry,
+    registry::{Registry, Transport},
     server,
 };
 
@@ -88,9 +88,7 @@ impl Parts {
         let events_of_policies = (events.clone(), Arc::clone(&reporters));
         let report = Report::new(health, metrics.policy.clone(), events_of_policies);
         tasks.spawn("policy", enforcer.start(report).context("cannot start the thread of policies")?);
-        // A node alone has no tunnel.
-        let tunnel = config.kubernetes.as_ref().and_then(|_| config.nodes.tunnel_port());
-        let ports = Arc::new(HostPorts::new(tunnel));
+        let ports = Arc::new(HostPorts::new(own_ports(config)));
         let engine = Engine::new(
             Arc::clone(&registry),
             Arc::clone(&dataplane),
@@ -147,6 +145,23 @@ async fn recover(
         anyhow::Ok(deferred)
     })
     .await?
+}
+
+/// Where the agent listens on the node.
+fn own_ports(config: &Config) -> Vec<OwnPort> {
+    let tcp = |address, purpose| OwnPort { protocol: Transport::Tcp, address, purpose };
+    let mut own = vec![tcp(config.http, "metrics and probes (--http)")];
+    own.extend(
+        config.metrics.as_ref().map(|it| tcp(it.address, "metrics beyond the node (--metrics-listen)")),
+    );
+    // A node alone has no tunnel.
+    let tunnel = config.kubernetes.as_ref().and_then(|_| config.nodes.tunnel_port());
+    own.extend(tunnel.map(|port| OwnPort {
+        protocol: Transport::Udp,
+        address: (Ipv6Addr::UNSPECIFIED, port).into(),
+        purpose: "the tunnel between nodes (--tunnel-port)",
+    }));
+    own
 }
 
 /// The queue of Kubernetes Events.

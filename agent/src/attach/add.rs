@@ -183,7 +183,7 @@ impl Engine {
                 Reason::VifRefused
             }
             AttachError::Registry(RegistryError::NoAddress(_)) => Reason::NoAddress,
-            AttachError::Ports(PortError::Taken { .. } | PortError::NoAddress(_) | PortError::Tunnel(_)) => {
+            AttachError::Ports(PortError::Taken { .. } | PortError::NoAddress(_) | PortError::Own { .. }) => {
                 Reason::HostPortRefused
             }
             // The runtime retries, or has deleted the container: nothing failed.

@@ -106,8 +106,8 @@ fn attach(error: &AttachError) -> (Code, &'static str) {
         AttachError::Ports(PortError::NoAddress(_)) => {
             (Code::UnsupportedField, "remove the hostIP, or give the pod an address of that family")
         }
-        AttachError::Ports(PortError::Tunnel(_)) => {
-            (Code::UnsupportedField, "choose another hostPort, or another --tunnel-port on all nodes")
+        AttachError::Ports(PortError::Own { .. }) => {
+            (Code::UnsupportedField, "choose another hostPort, or change the agent's setting on all nodes")
         }
         AttachError::Ports(PortError::Taken { .. }) => {
             (Code::TryAgainLater, "wait for the DEL of that container, or choose another hostPort or hostIP")

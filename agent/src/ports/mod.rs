@@ -36,28 +36,49 @@ pub enum PortError {
     },
     #[error("the pod lacks an address of the family of the node's port {0}")]
     NoAddress(HostPort),
-    #[error("the node's port {0} is that of the tunnel between nodes")]
-    Tunnel(Place),
+    #[error("the node's port {port} is the agent's own, for {purpose}")]
+    Own { port: Place, purpose: &'static str },
     #[error("cannot lead ports of the node to the pod")]
     Netlink(#[from] NetlinkError),
 }
 
+/// An address of the node on which the agent listens: a pod that had the port would get what is the agent's.
+#[derive(Debug, Clone, Copy)]
+pub struct OwnPort {
+    pub protocol: Transport,
+    /// Unspecified for all addresses, of both families.
+    pub address: SocketAddr,
+    /// With the setting.
+    pub purpose: &'static str,
+}
+
 /// Keeps the table.
 pub struct HostPorts {
-    /// The UDP port of the tunnel: a pod that had it would get the packets of all pods.
-    tunnel: Option<u16>,
+    own: Vec<OwnPort>,
     taken: Mutex<Taken>,
 }
 
 #[derive(Default)]
 struct Taken(BTreeMap<Place, (Key, SocketAddr)>);
 
+// === impl OwnPort ===
+
+impl OwnPort {
+    fn is(&self, place: Place) -> bool {
+        let (own, other) = (self.address.ip(), place.address);
+        let overlap = own.is_unspecified()
+            || own == other
+            || other.is_unspecified() && other.is_ipv4() == own.is_ipv4();
+        overlap && self.address.port() == place.port && self.protocol == place.protocol
+    }
+}
+
 // === impl HostPorts ===
 
 impl HostPorts {
-    /// `tunnel`: the UDP port of the tunnel between nodes, if there is one.
-    pub fn new(tunnel: Option<u16>) -> Self {
-        Self { tunnel, taken: Mutex::default() }
+    /// No pod gets one of the `own` ports.
+    pub fn new(own: Vec<OwnPort>) -> Self {
+        Self { own, taken: Mutex::default() }
     }
 
     /// Takes over the ports of attachments, at start: the table has these afterwards. A port of two
@@ -70,6 +91,10 @@ impl HostPorts {
         let mut taken = self.taken();
         for it in attachments {
             for mapping in mappings(it).unwrap_or_default() {
+                if let Err(error) = self.check(mapping.from) {
+                    tracing::error!(key = %it.key, error = chain(&error), "a port of the node leads to no pod");
+                    continue;
+                }
                 let (by, _) = taken.0.entry(mapping.from).or_insert_with(|| (it.key.clone(), mapping.to));
                 if *by != it.key {
                     tracing::error!(key = %it.key, %by, port = %mapping.from, "two pods have one port of the node");
@@ -114,11 +139,7 @@ impl HostPorts {
         if mappings.is_empty() {
             return Ok(());
         }
-        let is_tunnel =
-            |it: &&Mapping| it.from.protocol == Transport::Udp && Some(it.from.port) == self.tunnel;
-        if let Some(mapping) = mappings.iter().find(is_tunnel) {
-            return Err(PortError::Tunnel(mapping.from));
-        }
+        mappings.iter().try_for_each(|it| self.check(it.from))?;
         let mut taken = self.taken();
         let other = |it: &Mapping| {
             let (by, _) = taken.0.get(&it.from).filter(|(by, _)| *by != attachment.key)?;
@@ -215,6 +236,11 @@ impl HostPorts {
         host_ports_table::write(&taken.mappings())
     }
 
+    fn check(&self, port: Place) -> Result<(), PortError> {
+        let own = self.own.iter().find(|it| it.is(port));
+        own.map_or(Ok(()), |OwnPort { purpose, .. }| Err(PortError::Own { port, purpose }))
+    }
+
     fn taken(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -279,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_port_conflicts_in_the_families_that_the_new_pod_will_have_only() {
-        let ports = HostPorts::new(None);
+        let ports = HostPorts::new(Vec::new());
         let place =
             |address: &str| Place { address: address.parse().unwrap(), protocol: Transport::Tcp, port: 80 };
         let by = testing::attachment("eth0", None, 2).key;
@@ -311,10 +337,37 @@ mod tests {
     }
 
     #[test]
-    fn no_pod_gets_the_tunnels_port() {
+    fn no_pod_gets_a_port_on_which_the_agent_listens() {
+        let own = |protocol, address: &str| OwnPort {
+            protocol,
+            address: address.parse().unwrap(),
+            purpose: "a test",
+        };
+        let ports =
+            HostPorts::new(vec![own(Transport::Udp, "[::]:4789"), own(Transport::Tcp, "127.0.0.1:9469")]);
+        let place =
+            |address: &str, protocol, port| Place { address: address.parse().unwrap(), protocol, port };
+        for (place, is_refused) in [
+            (place("0.0.0.0", Transport::Udp, 4789), true),
+            (place("::", Transport::Udp, 4789), true),
+            (place("192.0.2.1", Transport::Udp, 4789), true),
+            (place("0.0.0.0", Transport::Tcp, 4789), false),
+            (place("0.0.0.0", Transport::Tcp, 9469), true),
+            (place("127.0.0.1", Transport::Tcp, 9469), true),
+            (place("192.0.2.1", Transport::Tcp, 9469), false),
+            (place("::", Transport::Tcp, 9469), false),
+            (place("0.0.0.0", Transport::Tcp, 9468), false),
+        ] {
+            let checked = ports.check(place);
+            assert_eq!(
+                matches!(checked, Err(PortError::Own { port, .. }) if port == place),
+                is_refused,
+                "{place}"
+            );
+        }
         let mut attachment = testing::attachment("eth0", None, 2);
         attachment.wishes.host_ports = vec![port(Transport::Udp, 4789)];
-        let refused = HostPorts::new(Some(4789)).add(&attachment);
-        assert!(matches!(refused, Err(PortError::Tunnel(place)) if place.port == 4789), "{refused:?}");
+        let refused = ports.add(&attachment);
+        assert!(matches!(refused, Err(PortError::Own { .. })), "{refused:?}");
     }
 }

@@ -216,6 +216,12 @@ fn a_port_that_cannot_be_had_is_refused_and_changes_nothing() {
                 11,
                 "the node's port TCP [::]:8080 is taken by the pod default/first",
             ),
+            // The agent's own probes would go to the pod.
+            (
+                json!([{ "hostPort": 9469, "containerPort": 80 }]),
+                2,
+                "the node's port TCP 0.0.0.0:9469 is the agent's own, for metrics and probes (--http)",
+            ),
             (json!([{ "hostPort": 70_000, "containerPort": 80 }]), 7, "hostPort 70000 is no port"),
             (json!([mapping("icmp", "")]), 7, "unknown protocol"),
             (json!([mapping("tcp", "localhost")]), 7, "is no IP address"),
