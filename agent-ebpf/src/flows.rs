@@ -189,8 +189,8 @@ fn used(flow: *const Flow) -> u32 {
     unsafe { (&raw const (*flow).used).read_volatile() }
 }
 
-/// The number of the ring's next place. Other CPUs may get the same one, and one that stops between the two
-/// steps sets the ring back by the flows that begin meanwhile: their places are in use then.
+/// The number of the ring's next place. Other CPUs may get the same number. A CPU that stops between the two
+/// steps sets the ring back by the flows that begin meanwhile, and later flows try those places again.
 #[inline(always)]
 fn next(begun: *mut u32) -> u32 {
     // SAFETY: an aligned field of an entry, which stays readable and writable until the program returns.
