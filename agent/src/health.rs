@@ -39,6 +39,8 @@ pub enum Affects {
     Nothing,
     /// ADD fails.
     NewPods,
+    /// ADD fails while the node has no room for another pod; the agent itself works.
+    NewPodsWhileFull,
     /// ADD succeeds, but pods lack connectivity, attached ones included.
     AllPods,
 }
@@ -78,6 +80,11 @@ impl Health {
         self.add(name, Affects::AllPods, why)
     }
 
+    /// Adds a component in the state *starting* that ADD needs, and that is unhealthy while the node is full.
+    pub fn component_of_room(&self, name: &'static str, why: &str) -> Reporter {
+        self.add(name, Affects::NewPodsWhileFull, why)
+    }
+
     fn add(&self, name: &'static str, affects: Affects, why: &str) -> Reporter {
         let component =
             Component { state: State::Starting, why: why.to_owned(), since_ms: now_ms(), affects };
@@ -90,6 +97,12 @@ impl Health {
     /// Whether an ADD could be served: all components that ADD needs are healthy.
     pub fn is_ready(&self) -> bool {
         *self.0.ready.borrow()
+    }
+
+    /// Whether the agent does its part: [`Self::is_ready`], or only room for another pod is missing. A full node
+    /// must not hold up the roll-out of the agents of all other nodes.
+    pub fn is_serving(&self) -> bool {
+        !self.lock().values().any(|it| it.blocks_add() && it.affects != Affects::NewPodsWhileFull)
     }
 
     /// Waits until [`Self::is_ready`].
@@ -139,7 +152,11 @@ impl Health {
 impl Component {
     /// Whether ADD fails because of this component.
     pub fn blocks_add(&self) -> bool {
-        self.affects == Affects::NewPods && self.state != State::Healthy
+        self.is_needed_for_add() && self.state != State::Healthy
+    }
+
+    pub fn is_needed_for_add(&self) -> bool {
+        matches!(self.affects, Affects::NewPods | Affects::NewPodsWhileFull)
     }
 
     /// Whether attached pods may lack connectivity. A starting component is not known to be broken.
@@ -154,7 +171,7 @@ impl Affects {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
-            Self::NewPods => "new-pods",
+            Self::NewPods | Self::NewPodsWhileFull => "new-pods",
             Self::AllPods => "all-pods",
         }
     }
@@ -246,6 +263,19 @@ mod tests {
         assert!(health.is_ready() && health.obstacles().is_empty());
         drop(ranges);
         assert_eq!(health.components().len(), 1);
+    }
+
+    #[test]
+    fn agent_of_a_full_node_serves_but_is_not_ready() {
+        let health = Health::default();
+        let (registry, room) = (health.component("registry", true, ""), health.component_of_room("ipam", ""));
+        assert!(!health.is_serving());
+        registry.healthy("");
+        room.unhealthy("every IPv4 address is in use");
+        assert!(health.is_serving() && !health.is_ready());
+        assert_eq!(health.obstacles(), ["ipam: every IPv4 address is in use"]);
+        registry.unhealthy("the disk is full");
+        assert!(!health.is_serving());
     }
 
     #[test]

@@ -60,8 +60,8 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "iptables", package: "iptables" },
 ];
 
-/// For the privileged tests, besides [`TEST`]: the container runtimes, and the plugin that containerd needs
-/// besides ours.
+/// For the privileged tests, besides [`TEST`]: the container runtimes, the plugin that containerd needs besides
+/// ours, and what the recipes in `docs/` use.
 pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "containerd", package: "containerd" },
     Tool { program: "ctr", package: "containerd" },
@@ -69,6 +69,7 @@ pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "podman", package: "podman" },
     Tool { program: "conmon", package: "conmon" },
     Tool { program: "/usr/lib/cni/loopback", package: "containernetworking-plugins" },
+    Tool { program: "jq", package: "jq" },
 ];
 
 /// For the benchmarks, besides [`TEST`]: the plugin to compare with.

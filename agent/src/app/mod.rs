@@ -185,6 +185,7 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
         // No setting is a secret: kubeconfigs are named, and the collector's URL has no credentials.
         facts: Facts { config: format!("{config:#?}\n"), metrics: metrics.clone(), log: log.clone() },
         node_name,
+        also_allowed: needs_ranges(&config).then(|| config.vif_cidrs.clone()),
         log: log.clone(),
         benches: tokio::sync::Semaphore::new(1),
     };
@@ -297,18 +298,20 @@ fn outside(config: &Config, registry: Arc<Registry>) -> Outside {
     })
 }
 
+/// Whether pods' addresses must be in ranges. A KuryrPort's are in Neutron's subnets.
+fn needs_ranges(config: &Config) -> bool {
+    config.vif_source != VifSource::Kuryr || !config.vif_cidrs.is_empty()
+}
+
 /// Reports the use of the node's ranges.
 fn report_addresses(config: &Config, parts: &Parts, health: &Health, metrics: &Metrics, tasks: &mut Tasks) {
-    let source = config.vif_source;
-    let has_ipam = matches!(source, VifSource::Auto | VifSource::Ipam);
-    // A KuryrPort's addresses are in Neutron's subnets.
-    let has_ranges = source != VifSource::Kuryr || !config.vif_cidrs.is_empty();
+    let has_ipam = matches!(config.vif_source, VifSource::Auto | VifSource::Ipam);
     let mut report = IpamReport {
         registry: Arc::clone(&parts.registry),
         also_allowed: config.vif_cidrs.clone(),
         metrics: metrics.ipam.clone(),
-        ipam: has_ipam.then(|| health.component("ipam", true, "not counted yet")),
-        addresses: has_ranges.then(|| health.component("addresses", false, "not compared yet")),
+        ipam: has_ipam.then(|| health.component_of_room("ipam", "not counted yet")),
+        addresses: needs_ranges(config).then(|| health.component("addresses", false, "not compared yet")),
         pressure: Pressure::default(),
     };
     report.update();

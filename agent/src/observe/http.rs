@@ -82,7 +82,7 @@ pub async fn encoded(metrics: Metrics) -> Response {
 }
 
 async fn readyz(State(Observed { health, .. }): State<Observed>, uri: Uri) -> Response {
-    let code = if health.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let code = if health.is_serving() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let query = uri.query().unwrap_or_default();
     let text = if form_urlencoded::parse(query.as_bytes()).any(|(key, _)| key == "verbose") {
         components(&health)
@@ -108,7 +108,7 @@ fn components(health: &Health) -> String {
         let sign = if it.state == health::State::Healthy { '+' } else { '-' };
         let needed = match it.affects {
             Affects::Nothing => "",
-            Affects::NewPods => ", needed for ADD",
+            Affects::NewPods | Affects::NewPodsWhileFull => ", needed for ADD",
             Affects::AllPods => ", needed by all pods",
         };
         let _ = writeln!(text, "[{sign}] {name} ({}{needed}): {}", it.state.as_str(), it.why);

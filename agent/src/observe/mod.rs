@@ -31,6 +31,7 @@ use ferrule_proto::agent::{
     SetFlowSamplingResponse, SetLogFilterRequest, SetLogFilterResponse, TracePoliciesRequest,
     TracePoliciesResponse, VerifyRequest, VerifyResponse, agent_server::Agent,
 };
+use ipnet::IpNet;
 use tokio::{sync::Semaphore, task::spawn_blocking};
 use tonic::{Request, Response, Status};
 
@@ -74,6 +75,8 @@ pub struct AgentService {
     pub facts: Facts,
     /// The name of the Node object; empty without Kubernetes.
     pub node_name: String,
+    /// Ranges beside the node's own that pods' addresses may be in; `None` if addresses need no range.
+    pub also_allowed: Option<Vec<IpNet>>,
     pub log: log::Control,
     /// One permit: measurements would disturb each other.
     pub benches: Semaphore,
@@ -245,6 +248,7 @@ impl AgentService {
             health: self.health.clone(),
             pods: self.pods.clone(),
             node_name: self.node_name.clone(),
+            also_allowed: self.also_allowed.clone(),
             self_heal: self.verifier.self_heal(),
         }
     }

@@ -1,8 +1,9 @@
 //! Whether other nodes answer packets to their ranges.
 //!
-//! A datagram goes the way of pods' packets, by the tunnel or directly, to the first address of a range. No
-//! pod has that address. The other node answers with ICMP "unreachable", because its range has an unreachable
-//! route. The answer comes past the tunnel, so that it proves this direction of the way.
+//! A datagram as large as pods' packets may be goes their way, by the tunnel or directly, to the first address
+//! of a range. No pod has that address. The other node answers with ICMP "unreachable", because its range has
+//! an unreachable route. The answer comes past the tunnel, so that it proves this direction of the way. If only
+//! an empty datagram is answered, a link on the way has a smaller MTU.
 
 use std::{
     io::{self, IoSliceMut},
@@ -14,6 +15,7 @@ use std::{
 use ferrule_proto::agent::{ListNodesResponse, NodeRange, node_range::Way};
 use ipnet::IpNet;
 use nix::{
+    errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, sockopt},
 };
@@ -25,13 +27,24 @@ struct Asked {
     index: usize,
 }
 
+/// What has answered.
+struct Answer {
+    from: IpAddr,
+    /// The MTU, in bytes, if the packet is too large for a link behind `from`.
+    too_large_for: Option<u32>,
+}
+
 /// Ranges that are asked at once, and in all.
-const AT_ONCE: usize = 256;
+const AT_ONCE: usize = 384;
 const MOST: usize = 768;
-/// The longest wait, and when silent nodes are asked again: a kernel answers an address a few times at once,
-/// and then every other second (`ip_error` and `icmp_ratelimit`).
-const LIMIT: Duration = Duration::from_millis(2500);
+/// The longest wait.
+const LIMIT: Duration = Duration::from_millis(4500);
+/// When the first turn of asking ends.
 const AGAIN: Duration = Duration::from_millis(2100);
+/// When each turn ends, and whether its datagrams are empty. A kernel answers an address a few times at once,
+/// and then every other second (`ip_error` and `icmp_ratelimit`).
+const TURNS: [(Duration, bool); 3] =
+    [(AGAIN, false), (Duration::from_millis(4200), false), (LIMIT, true)];
 /// tcpmux (RFC 1078), as [`super::probe`].
 const PORT: u16 = 1;
 /// Bytes: two control messages of the kernel.
@@ -56,29 +69,33 @@ pub(super) fn ask(shown: &mut ListNodesResponse, only: &str) {
         let start = Instant::now();
         let mut asked = Vec::new();
         for (index, (_, _, range)) in some.iter_mut().enumerate() {
-            match send(&range.range) {
+            match open(range).and_then(|socket| send(&socket, payload(range)).map(|()| socket)) {
                 Ok(socket) => asked.push(Asked { socket, index }),
                 Err(error) => range.no_answer_because = format!("cannot send: {error}"),
             }
         }
-        let mut is_repeated = false;
-        while !asked.is_empty() && start.elapsed() < LIMIT {
-            if !is_repeated && start.elapsed() >= AGAIN {
-                is_repeated = true;
-                // A socket whose error is read sends again; a failure is silence.
-                asked.iter().for_each(|it| drop(it.socket.send(&[])));
-            }
-            let until = if is_repeated { LIMIT } else { AGAIN };
-            let Ok(ready) = wait(&asked, until.saturating_sub(start.elapsed())) else { break };
-            let mut silent = Vec::new();
-            for (it, is_ready) in asked.into_iter().zip(ready) {
-                let from = if is_ready { answer(&it.socket) } else { None };
-                match (from, some.get_mut(it.index)) {
-                    (Some(from), Some((name, of, range))) => note(name, of, range, from, start.elapsed()),
-                    _ => silent.push(it),
+        for (until, is_empty) in TURNS {
+            if start.elapsed() >= AGAIN {
+                for Asked { socket, index } in &asked {
+                    let full = some.get(*index).map_or(0, |(_, _, range)| payload(range));
+                    // A socket whose error is read sends again; a failure is silence.
+                    let _ = send(socket, if is_empty { 0 } else { full });
                 }
             }
-            asked = silent;
+            while !asked.is_empty() && start.elapsed() < until {
+                let Ok(ready) = wait(&asked, until.saturating_sub(start.elapsed())) else { break };
+                let mut silent = Vec::new();
+                for (it, is_ready) in asked.into_iter().zip(ready) {
+                    let answer = if is_ready { answer(&it.socket) } else { None };
+                    match (answer, some.get_mut(it.index)) {
+                        (Some(answer), Some((name, of, range))) => {
+                            note(name, of, range, &answer, (!is_empty).then(|| start.elapsed()));
+                        }
+                        _ => silent.push(it),
+                    }
+                }
+                asked = silent;
+            }
         }
         for Asked { index, .. } in asked {
             if let Some((name, _, range)) = some.get_mut(index) {
@@ -88,18 +105,33 @@ pub(super) fn ask(shown: &mut ListNodesResponse, only: &str) {
     }
 }
 
-fn note(name: &str, of: &[IpAddr], range: &mut NodeRange, from: IpAddr, after: Duration) {
-    if of.contains(&from) {
-        range.answered_us = Some(u64::try_from(after.as_micros()).unwrap_or(u64::MAX));
-    } else {
-        range.no_answer_because = format!("{from}, which is no address of {name}, refuses the packet");
+/// `after`: `None` if the answer is to an empty datagram.
+fn note(name: &str, of: &[IpAddr], range: &mut NodeRange, answer: &Answer, after: Option<Duration>) {
+    let Answer { from, too_large_for } = answer;
+    let (mtu, is_of_node) = (range.mtu, of.contains(from));
+    let remedy = "compare the MTUs of both nodes' uplinks and of the network between them, and set `mtu` to the \
+                  smallest";
+    match (too_large_for, after) {
+        (Some(fits), _) => {
+            range.no_answer_because =
+                format!("{from} refuses a packet of {mtu} bytes as larger than {fits}: {remedy}");
+        }
+        (None, _) if !is_of_node => {
+            range.no_answer_because = format!("{from}, which is no address of {name}, refuses the packet");
+        }
+        (None, Some(after)) => {
+            range.answered_us = Some(u64::try_from(after.as_micros()).unwrap_or(u64::MAX));
+        }
+        (None, None) => {
+            range.no_answer_because =
+                format!("small packets get through, packets of {mtu} bytes do not: {remedy}");
+        }
     }
 }
 
-/// Sends a datagram, whose errors the socket will tell.
-fn send(range: &str) -> io::Result<UdpSocket> {
-    let range: IpNet = range.parse().map_err(io::Error::other)?;
-    let to = range.network();
+/// A socket that will tell the errors of its datagrams.
+fn open(range: &NodeRange) -> io::Result<UdpSocket> {
+    let to = network(range).ok_or_else(|| io::Error::other("the range cannot be read"))?;
     let socket = match to {
         IpAddr::V4(_) => {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -113,8 +145,21 @@ fn send(range: &str) -> io::Result<UdpSocket> {
         }
     };
     socket.connect((to, PORT))?;
-    socket.send(&[])?;
     Ok(socket)
+}
+
+fn send(socket: &UdpSocket, bytes: usize) -> io::Result<()> {
+    socket.send(&vec![0; bytes]).map(drop)
+}
+
+fn network(range: &NodeRange) -> Option<IpAddr> {
+    range.range.parse().ok().map(|range: IpNet| range.network())
+}
+
+/// Bytes of a datagram whose packet has the MTU of the way. The kernel forbids routers to fragment what fits.
+fn payload(range: &NodeRange) -> usize {
+    let headers = if network(range).is_some_and(|it| it.is_ipv6()) { 40 + 8 } else { 20 + 8 };
+    usize::try_from(range.mtu).unwrap_or_default().saturating_sub(headers)
 }
 
 /// Whether each socket has an error to tell.
@@ -127,21 +172,23 @@ fn wait(asked: &[Asked], limit: Duration) -> nix::Result<Vec<bool>> {
     Ok(polled.iter().map(|it| it.any().unwrap_or_default()).collect())
 }
 
-/// Who answers with ICMP.
-fn answer(socket: &UdpSocket) -> Option<IpAddr> {
+/// What the ICMP error says that a socket has received.
+fn answer(socket: &UdpSocket) -> Option<Answer> {
     let (mut data, mut control) = ([0; 64], vec![0; CONTROL]);
     let mut parts = [IoSliceMut::new(&mut data)];
     let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
     let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags).ok()?;
-    message.cmsgs().ok()?.find_map(|it| match it {
-        ControlMessageOwned::Ipv4RecvErr(_, Some(from)) => {
-            Some(Ipv4Addr::from(from.sin_addr.s_addr.to_ne_bytes()).into())
+    let (error, from): (_, IpAddr) = message.cmsgs().ok()?.find_map(|it| match it {
+        ControlMessageOwned::Ipv4RecvErr(error, Some(from)) => {
+            Some((error, Ipv4Addr::from(from.sin_addr.s_addr.to_ne_bytes()).into()))
         }
-        ControlMessageOwned::Ipv6RecvErr(_, Some(from)) => {
-            Some(Ipv6Addr::from(from.sin6_addr.s6_addr).into())
+        ControlMessageOwned::Ipv6RecvErr(error, Some(from)) => {
+            Some((error, Ipv6Addr::from(from.sin6_addr.s6_addr).into()))
         }
         _ => None,
-    })
+    })?;
+    let is_too_large = i32::try_from(error.ee_errno).is_ok_and(|it| it == Errno::EMSGSIZE as i32);
+    Some(Answer { from, too_large_for: is_too_large.then_some(error.ee_info) })
 }
 
 /// Why a node may be silent, and what to do.
@@ -199,11 +246,32 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_only_small_packets_get_names_the_size_that_does_not_pass() {
+        let from: IpAddr = "192.0.2.2".parse().unwrap();
+        let noted = |too_large_for, after| {
+            let mut range = NodeRange { mtu: 1450, ..NodeRange::default() };
+            note("b", &[from], &mut range, &Answer { from, too_large_for }, after);
+            (range.answered_us, range.no_answer_because)
+        };
+        assert_eq!(noted(None, Some(Duration::from_micros(7))), (Some(7), String::new()));
+        let (after, text) = noted(None, None);
+        assert!(after.is_none() && text.starts_with("small packets get through, packets of 1450"), "{text}");
+        let (after, text) = noted(Some(1400), Some(Duration::from_micros(7)));
+        assert!(after.is_none() && text.contains("refuses a packet of 1450 bytes as larger than 1400"), "{text}");
+    }
+
+    #[test]
+    fn datagrams_fill_the_mtu() {
+        let of = |range: &str, mtu| payload(&NodeRange { range: range.to_owned(), mtu, ..NodeRange::default() });
+        assert_eq!((of("10.0.0.0/24", 1500), of("fd00::/64", 1500), of("fd00::/64", 0)), (1472, 1452, 0));
+    }
+
+    #[test]
     fn silence_names_what_may_be_in_the_way() {
         let range =
             |way: Way| NodeRange { way: way.into(), to: "192.0.2.7".to_owned(), ..NodeRange::default() };
         let text = silent("b", &range(Way::Vxlan));
-        assert!(text.starts_with("none within 2.5s: ") && text.contains("UDP port (tunnel_port)"), "{text}");
+        assert!(text.starts_with("none within 4.5s: ") && text.contains("UDP port (tunnel_port)"), "{text}");
         assert!(silent("b", &range(Way::Direct)).contains("ping 192.0.2.7"));
     }
 }

@@ -24,9 +24,9 @@ pub(super) fn components(health: &Health, matches: impl Fn(&Component) -> bool) 
     let show = |(name, component): (&'static str, Component)| Shown {
         name: name.to_owned(),
         state: show_state(component.state).into(),
+        needed_for_add: component.is_needed_for_add(),
         reason: component.why,
         since_ms: component.since_ms,
-        needed_for_add: component.affects == Affects::NewPods,
         needed_by_pods: component.affects == Affects::AllPods,
     };
     health.components().into_iter().filter(|(_, it)| matches(it)).map(show).collect()

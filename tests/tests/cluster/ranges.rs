@@ -47,6 +47,10 @@ fn a_renumbered_node_allocates_from_its_new_ranges_only_and_keeps_its_pods() {
         old.ping("10.245.0.2")?;
         expect(node, "addresses", &["unhealthy", "old (10.244.0.2)"])?;
         ensure!(node.metric("ferrule_ipam_outside")? == 1.0);
+        let explained = format!("{:#}", node.ctl(&["explain", "old"]).err().context("old is carried")?);
+        let cause = "impaired: 10.244.0.2 of eth0 is outside of the node's ranges";
+        ensure!(explained.contains(cause), "{explained}");
+        node.ctl(&["explain", "new"])?;
         let told = node.log().matches("component is unhealthy component=\"addresses\"").count();
         ensure!(told == 1, "told {told} times:\n{}", node.log());
         node.runtime()?.del(&old)?;

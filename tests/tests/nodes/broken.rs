@@ -7,6 +7,7 @@ use ferrule_tests::{
     apiserver::{History, Resource, Switch, objects},
     dist,
     fabric::{Member, underlay},
+    node::UPLINK_MTU,
     sys,
 };
 
@@ -50,6 +51,22 @@ fn a_tunnel_that_the_network_between_the_nodes_blocks_is_named() {
         nft(&["delete table inet filter"])?;
         sys::wait_until("all nodes answer", TIMEOUT, || Ok(ctl(one, "nodes --ask")?.0 == Some(0)))?;
         wait_until_connected(pods)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_link_with_a_smaller_mtu_is_named() {
+    with_pods(&[], |fabric, [_, b, c]| {
+        let [one, two, three] = &fabric.nodes;
+        for (node, pod) in [(two, b), (three, c)] {
+            node.run("ip link set uplink mtu 1300")?;
+            let cause = "small packets get through, packets of";
+            wait_until_named(one, "nodes --ask", 1, &[&node.ranges[0], cause, "set `mtu` to the smallest"])?;
+            pod.ping(underlay::WORLD_ADDRESSES[0])?;
+            node.run(&format!("ip link set uplink mtu {}", UPLINK_MTU))?;
+        }
+        sys::wait_until("all nodes answer", TIMEOUT, || Ok(ctl(one, "nodes --ask")?.0 == Some(0)))
     })
     .unwrap();
 }

@@ -49,7 +49,11 @@ fn a_pod_that_lies_about_its_address_is_shown() {
         // Shorter than the time after which TCP repeats the packet.
         let ask = format!("curl -s --max-time 0.5 --interface 10.0.0.9 http://{}:5432", db.addresses[0]);
         ensure!(web.run(&ask).is_err(), "a connection with another address");
-        Page::open("observe.md")?.compare("drops")
+        let page = Page::open("observe.md")?;
+        page.compare("drops")?;
+        page.succeed("senders")?;
+        page.compare("sampling")?;
+        page.compare("log-level")
     })
     .unwrap();
 }

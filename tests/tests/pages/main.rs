@@ -1,9 +1,10 @@
 //! The commands that pages of `docs/` show, and what they print: run, and compared with the page.
 //!
-//! Only the tests in `node.rs` and `ferrulectl.rs` need root, and an agent.
+//! Only the tests in `node.rs`, `nodes.rs` and `ferrulectl.rs` need root, and an agent.
 
 mod ferrulectl;
 mod node;
+mod nodes;
 mod page;
 
 use std::fs;
@@ -16,9 +17,11 @@ const CLUSTER: &str = include_str!("cluster.yaml");
 
 #[test]
 fn settings_that_are_refused_are_shown() {
-    let page = Page::open(PAGE).unwrap();
-    fs::write(page.folder().join("agent.toml"), "vif_timout = 30\n").unwrap();
-    page.compare("settings").unwrap();
+    for (page, block) in [(PAGE, "settings"), ("configure.md", "config-check")] {
+        let page = Page::open(page).unwrap();
+        fs::write(page.folder().join("agent.toml"), "vif_timout = 30\n").unwrap();
+        page.compare(block).unwrap();
+    }
 }
 
 #[test]
@@ -27,4 +30,14 @@ fn the_policy_that_denies_is_shown() {
     fs::write(page.folder().join("cluster.yaml"), CLUSTER).unwrap();
     page.compare("denied").unwrap();
     page.compare("dns").unwrap();
+}
+
+#[test]
+fn a_policy_that_is_tried_before_it_is_applied_is_shown() {
+    let page = Page::open("policy.md").unwrap();
+    fs::write(page.folder().join("cluster.yaml"), CLUSTER).unwrap();
+    let new = CLUSTER.replace("from: [{ podSelector: { matchLabels: { app: web } } }]", "from: [{ podSelector: {} }]");
+    assert_ne!(new, CLUSTER, "the new policy admits all pods");
+    fs::write(page.folder().join("new-policy.yaml"), new).unwrap();
+    page.compare("trace").unwrap();
 }

@@ -65,11 +65,21 @@ impl Page {
         self.compare_by(name, form)
     }
 
+    /// Runs the commands of a block, each of which must succeed, whatever it prints.
+    ///
+    /// # Errors
+    /// If the page has no such block, or a command fails.
+    pub fn succeed(&self, name: &str) -> anyhow::Result<()> {
+        let shown = steps(find(&self.read()?, name)?.1);
+        ensure!(!shown.is_empty(), "{}: the block {name} has no command", self.path.display());
+        self.run("set -e\n", &shown).with_context(|| format!("the block {name}")).map(drop)
+    }
+
     fn compare_by(&self, name: &str, normal: impl Fn(&Step) -> Vec<Vec<String>>) -> anyhow::Result<()> {
         let page = self.path.display();
         let shown = steps(find(&self.read()?, name)?.1);
         ensure!(!shown.is_empty(), "{page}: the block {name} has no command");
-        let printed = self.run(&shown)?;
+        let printed = self.run("", &shown)?;
         let is_same = shown.iter().map(&normal).eq(printed.iter().map(&normal));
         if is_same {
             return Ok(());
@@ -97,9 +107,9 @@ impl Page {
         Ok(fs::write(&self.path, format!("{before}{blessed}{rest}"))?)
     }
 
-    fn run(&self, steps: &[Step]) -> anyhow::Result<Vec<Step>> {
-        let script: String =
-            steps.iter().map(|step| format!("{{ {}\n}} 2>&1\nprintf '\\001'\n", step.command)).collect();
+    fn run(&self, before: &str, steps: &[Step]) -> anyhow::Result<Vec<Step>> {
+        let script = steps.iter().map(|step| format!("{{ {}\n}} 2>&1\nprintf '\\001'\n", step.command));
+        let script: String = std::iter::once(before.to_owned()).chain(script).collect();
         let folder = dist::binary("ferrule")?.parent().map(PathBuf::from).unwrap_or_default();
         let system = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
         let path = env::join_paths(std::iter::once(folder).chain(system))?;

@@ -20,12 +20,15 @@ use crate::{
     registry::Attachment,
 };
 
+/// `outside_ranges`: the interface's addresses that are in no range of the node.
+///
 /// # Errors
 /// If the kernel refuses a dump.
 pub(super) fn explain(
     it: &Attachment,
     inspector: &Inspector,
     journal: &Journal,
+    outside_ranges: String,
 ) -> Result<ExplainedInterface, NetlinkError> {
     let about = inspector.about(&mut Socket::open()?, it)?;
     let story = journal.story(&it.runtime_key());
@@ -44,6 +47,7 @@ pub(super) fn explain(
         routes: it.vif.all_routes(GATEWAY).iter().map(route).collect(),
         generation: it.generation(),
         netns_exists: about.netns_exists,
+        outside_ranges,
         host_end: host_end(it, &about, &inspector.dataplane),
         pod_end,
         no_pod_end_because,

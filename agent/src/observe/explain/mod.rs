@@ -7,6 +7,7 @@ mod verdict;
 use std::sync::Arc;
 
 use ferrule_proto::agent::{ExplainPodRequest, ExplainPodResponse, ExplainPoliciesRequest, ForwardDrop};
+use ipnet::IpNet;
 use tonic::Status;
 
 use crate::{
@@ -31,6 +32,8 @@ pub(super) struct Explainer {
     /// `None` without Kubernetes.
     pub(super) pods: Option<Pods>,
     pub(super) node_name: String,
+    /// As in [`super::AgentService`].
+    pub(super) also_allowed: Option<Vec<IpNet>>,
     pub(super) self_heal: bool,
 }
 
@@ -55,7 +58,11 @@ impl Explainer {
             Known::find(request, &inspector.registry, &self.journal)?
                 .or_else(|| self.only_listed(request))
                 .ok_or_else(|| unknown(request, &self.node_name))?;
-        let interfaces = attachments.iter().map(|it| interface::explain(it, inspector, &self.journal));
+        let outside = self.also_allowed.as_ref().map(|it| inspector.registry.outside(it)).unwrap_or_default();
+        let interfaces = attachments.iter().map(|it| {
+            let outside = outside.iter().find(|(key, ..)| *key == it.key).map(|(.., addresses)| addresses.clone());
+            interface::explain(it, inspector, &self.journal, outside.unwrap_or_default())
+        });
         let interfaces = interfaces.collect::<Result<Vec<_>, _>>();
         let interfaces = interfaces.map_err(|error| Status::unavailable(chain(&error)))?;
         let keys: Vec<_> = attachments.iter().map(|it: &Attachment| it.key.clone()).collect();

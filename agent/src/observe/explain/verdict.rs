@@ -130,6 +130,14 @@ impl Causes {
             self.add_deviation(deviation, self_heal);
         }
         self.add_inside(it);
+        if !it.outside_ranges.is_empty() {
+            let what = format!(
+                "{} of {of} is outside of the node's ranges: other nodes do not send there any more, and another pod \
+                 may get it",
+                it.outside_ranges
+            );
+            self.partial.push((what, "delete the pod, so that it gets another address".to_owned()));
+        }
         let has_subject = it.rows.iter().all(|it| it.map != SUBJECT || !it.value.is_empty());
         if !has_subject {
             let what =

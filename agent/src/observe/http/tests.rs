@@ -66,6 +66,17 @@ async fn readyz_lists_each_component_that_blocks_add() {
 }
 
 #[tokio::test]
+async fn full_node_does_not_hold_up_the_rollout_of_agents() {
+    let observed = observed();
+    let ipam = observed.health.component_of_room("ipam", "not counted yet");
+    ipam.unhealthy("every IPv4 address is in use");
+    assert_eq!(get(&observed, "/readyz").await, (200, "ok\n".to_owned()));
+    let verbose = "[-] ipam (unhealthy, needed for ADD): every IPv4 address is in use\n";
+    assert_eq!(get(&observed, "/readyz?verbose").await, (200, verbose.to_owned()));
+    assert_eq!(observed.health.obstacles(), ["ipam: every IPv4 address is in use"], "STATUS fails");
+}
+
+#[tokio::test]
 async fn healthz_gives_the_reason_of_a_failure() {
     let mut observed = observed();
     assert_eq!(get(&observed, "/healthz").await, (200, "ok\n".to_owned()));

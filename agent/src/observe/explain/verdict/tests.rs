@@ -54,6 +54,15 @@ fn a_healthy_pod_is_carried_whatever_its_older_sandbox_lacks() {
 }
 
 #[test]
+fn pod_whose_address_the_node_has_lost_is_impaired() {
+    let mut told = told();
+    told.interfaces[0].outside_ranges = "10.244.9.2".to_owned();
+    let (kind, because, todo) = judged(&told);
+    assert!(kind == Kind::Impaired && because.starts_with("10.244.9.2 of eth0 is outside"), "{because}");
+    assert!(todo.starts_with("delete the pod"), "{todo}");
+}
+
+#[test]
 fn a_pod_without_an_attachment_is_explained_by_its_adds() {
     let mut told = ExplainPodResponse::default();
     assert!(judged(&told).1.contains("no ADD has come"));
