@@ -99,8 +99,8 @@ impl Health {
         *self.0.ready.borrow()
     }
 
-    /// Whether the agent does its part: [`Self::is_ready`], or only room for another pod is missing. A full node
-    /// must not hold up the roll-out of the agents of all other nodes.
+    /// Whether the agent does its part: [`Self::is_ready`], or only room for another pod is missing. A full
+    /// node must not hold up the roll-out of the agents of all other nodes.
     pub fn is_serving(&self) -> bool {
         !self.lock().values().any(|it| it.blocks_add() && it.affects != Affects::NewPodsWhileFull)
     }

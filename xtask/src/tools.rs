@@ -60,8 +60,8 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "iptables", package: "iptables" },
 ];
 
-/// For the privileged tests, besides [`TEST`]: the container runtimes, the plugin that containerd needs besides
-/// ours, and what the recipes in `docs/` use.
+/// For the privileged tests, besides [`TEST`]: the container runtimes, the plugin that containerd needs
+/// besides ours, and what the recipes in `docs/` use.
 pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "containerd", package: "containerd" },
     Tool { program: "ctr", package: "containerd" },

@@ -1,9 +1,9 @@
 //! Whether other nodes answer packets to their ranges.
 //!
-//! A datagram as large as pods' packets may be goes their way, by the tunnel or directly, to the first address
-//! of a range. No pod has that address. The other node answers with ICMP "unreachable", because its range has
-//! an unreachable route. The answer comes past the tunnel, so that it proves this direction of the way. If only
-//! an empty datagram is answered, a link on the way has a smaller MTU.
+//! A datagram as large as pods' packets may be goes their way, by the tunnel or directly, to the first
+//! address of a range. No pod has that address. The other node answers with ICMP "unreachable", because its
+//! range has an unreachable route. The answer comes past the tunnel, so that it proves this direction of the
+//! way. If only an empty datagram is answered, a link on the way has a smaller MTU.
 
 use std::{
     io::{self, IoSliceMut},
@@ -43,8 +43,7 @@ const LIMIT: Duration = Duration::from_millis(4500);
 const AGAIN: Duration = Duration::from_millis(2100);
 /// When each turn ends, and whether its datagrams are empty. A kernel answers an address a few times at once,
 /// and then every other second (`ip_error` and `icmp_ratelimit`).
-const TURNS: [(Duration, bool); 3] =
-    [(AGAIN, false), (Duration::from_millis(4200), false), (LIMIT, true)];
+const TURNS: [(Duration, bool); 3] = [(AGAIN, false), (Duration::from_millis(4200), false), (LIMIT, true)];
 /// tcpmux (RFC 1078), as [`super::probe`].
 const PORT: u16 = 1;
 /// Bytes: two control messages of the kernel.
@@ -257,12 +256,16 @@ mod tests {
         let (after, text) = noted(None, None);
         assert!(after.is_none() && text.starts_with("small packets get through, packets of 1450"), "{text}");
         let (after, text) = noted(Some(1400), Some(Duration::from_micros(7)));
-        assert!(after.is_none() && text.contains("refuses a packet of 1450 bytes as larger than 1400"), "{text}");
+        assert!(
+            after.is_none() && text.contains("refuses a packet of 1450 bytes as larger than 1400"),
+            "{text}"
+        );
     }
 
     #[test]
     fn datagrams_fill_the_mtu() {
-        let of = |range: &str, mtu| payload(&NodeRange { range: range.to_owned(), mtu, ..NodeRange::default() });
+        let of =
+            |range: &str, mtu| payload(&NodeRange { range: range.to_owned(), mtu, ..NodeRange::default() });
         assert_eq!((of("10.0.0.0/24", 1500), of("fd00::/64", 1500), of("fd00::/64", 0)), (1472, 1452, 0));
     }
 

@@ -36,7 +36,8 @@ fn the_policy_that_denies_is_shown() {
 fn a_policy_that_is_tried_before_it_is_applied_is_shown() {
     let page = Page::open("policy.md").unwrap();
     fs::write(page.folder().join("cluster.yaml"), CLUSTER).unwrap();
-    let new = CLUSTER.replace("from: [{ podSelector: { matchLabels: { app: web } } }]", "from: [{ podSelector: {} }]");
+    let new = CLUSTER
+        .replace("from: [{ podSelector: { matchLabels: { app: web } } }]", "from: [{ podSelector: {} }]");
     assert_ne!(new, CLUSTER, "the new policy admits all pods");
     fs::write(page.folder().join("new-policy.yaml"), new).unwrap();
     page.compare("trace").unwrap();

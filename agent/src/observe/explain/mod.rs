@@ -60,7 +60,8 @@ impl Explainer {
                 .ok_or_else(|| unknown(request, &self.node_name))?;
         let outside = self.also_allowed.as_ref().map(|it| inspector.registry.outside(it)).unwrap_or_default();
         let interfaces = attachments.iter().map(|it| {
-            let outside = outside.iter().find(|(key, ..)| *key == it.key).map(|(.., addresses)| addresses.clone());
+            let outside =
+                outside.iter().find(|(key, ..)| *key == it.key).map(|(.., addresses)| addresses.clone());
             interface::explain(it, inspector, &self.journal, outside.unwrap_or_default())
         });
         let interfaces = interfaces.collect::<Result<Vec<_>, _>>();
