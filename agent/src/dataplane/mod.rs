@@ -31,7 +31,7 @@ use agent_common::{
     policy::Subject,
 };
 use aya::{
-    Ebpf, EbpfError, EbpfLoader,
+    EbpfError, EbpfLoader,
     programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
 };
 
@@ -200,13 +200,11 @@ impl Dataplane {
         if settings.log != LogLevel::Off {
             log::follow(&mut ebpf);
         }
-        let from_pod = load_program(&mut ebpf, "from_pod")?;
-        let to_pod = load_program(&mut ebpf, "to_pod")?;
-        let from_tunnel = load_program(&mut ebpf, FROM_TUNNEL)?;
-        let from_uplink = load_program(&mut ebpf, FROM_UPLINK)?;
-        let to_tunnel = load_program(&mut ebpf, TO_TUNNEL)?;
-        let to_link = load_program(&mut ebpf, TO_LINK)?;
-        let set_subject = load_program(&mut ebpf, "set_subject")?;
+        let [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link, set_subject] = programs::load(
+            &mut ebpf,
+            ["from_pod", "to_pod", FROM_TUNNEL, FROM_UPLINK, TO_TUNNEL, TO_LINK, "set_subject"],
+        );
+        let set_subject = set_subject?;
         let sampling = Mutex::new(Sampling::take(&mut ebpf, settings.flows)?);
         let counted_flows = Mutex::new(CountedFlows::take(&mut ebpf)?);
         drop((ebpf, loader));
@@ -221,12 +219,12 @@ impl Dataplane {
         let (writer, policy) = (Mutex::new(writer), Mutex::new(policy));
         Ok(Self {
             kernel,
-            from_pod,
-            to_pod,
-            from_tunnel,
-            from_uplink,
-            to_tunnel,
-            to_link,
+            from_pod: from_pod?,
+            to_pod: to_pod?,
+            from_tunnel: from_tunnel?,
+            from_uplink: from_uplink?,
+            to_tunnel: to_tunnel?,
+            to_link: to_link?,
             writer,
             reader,
             policy,
@@ -577,16 +575,4 @@ impl Loaded {
     fn named(&self, name: &'static str) -> LinkFilter<'_> {
         LinkFilter { name, program: self.fd.as_fd(), id: self.id }
     }
-}
-
-/// Loads a program without pinning it: its descriptor and the filters keep it alive.
-fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<Loaded, DataplaneError> {
-    let mut load = || {
-        let program = ebpf.program_mut(name).ok_or(ProgramError::UnexpectedProgramType)?;
-        let program: &mut SchedClassifier = program.try_into()?;
-        program.load()?;
-        let info = program.info()?;
-        Ok(Loaded { fd: program.fd()?.try_clone()?, id: info.id(), tag: info.tag() })
-    };
-    load().map_err(|source: ProgramError| DataplaneError::Program { name, source })
 }
