@@ -65,6 +65,12 @@ steps! {
     PinRemoved = "kernel.pin_removed",
     /// The maps are pinned, or reused from their pins.
     MapsPinned = "kernel.maps_pinned",
+    /// A program of an earlier agent has no pin.
+    ProgramUnpinned = "kernel.program_unpinned",
+    /// A program has a pin that the next agent does not use yet.
+    ProgramPinned = "kernel.program_pinned",
+    /// The next agent may use the pinned programs.
+    ProgramsNamed = "kernel.programs_named",
     /// The directory of a store exists, and may be new.
     StoreDirectoryCreated = "store.directory_created",
     /// An unfinished file has all its content, or was not written.

@@ -4,11 +4,12 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{NODE_V4, Node, PINS, map_delete, with_agent, with_agent_without_healing},
+    node::{NODE_V4, Node, PINS, POD_V4, POD_V6, map_delete, with_agent, with_agent_without_healing},
     pod::Pod,
     probe::Probe,
     sys,
 };
+use serde_json::Value;
 
 /// Continuous streams from one pod to another, in each family.
 fn streams(from: &Pod, to: &Pod) -> anyhow::Result<Vec<Probe>> {
@@ -31,6 +32,73 @@ fn packets_flow_while_the_agent_is_dead_and_replaced() {
             node.start_again()?;
             expect_flow(&probes, "through the new agent's programs")?;
         }
+        probes.into_iter().try_for_each(|probe| probe.end()?.expect_all())
+    })
+    .unwrap();
+}
+
+/// The IDs of the node's programs in the kernel, by name.
+fn programs() -> anyhow::Result<Vec<(String, u64)>> {
+    let names = ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
+    let pinned = |name: &str| -> anyhow::Result<(String, u64)> {
+        let shown = sys::run(&format!("bpftool -j prog show pinned {PINS}/{name}"))?;
+        let shown: Value = serde_json::from_str(&shown)?;
+        Ok((name.to_owned(), shown["id"].as_u64().context("no ID")?))
+    };
+    names.into_iter().map(pinned).collect()
+}
+
+#[test]
+fn restarted_agent_uses_the_verified_programs_of_its_predecessor() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let first = programs()?;
+        let attached = || sys::run("bpftool net");
+        let before = attached()?;
+        for _ in 0..2 {
+            node.kill_agent()?;
+            node.start_again()?;
+            ensure!(programs()? == first && attached()? == before, "the programs are others");
+        }
+        let c = node.attach("c")?;
+        for to in [&b, &c] {
+            a.ping(&to.addresses[0].to_string())?;
+        }
+        node.ctl(&["flows", "--sampling", "1"])?;
+        node.kill_agent()?;
+        node.start_again()?;
+        let sampling = node.ctl(&["flows", "--sampling", "off"])?;
+        ensure!(sampling.contains("before: no flow is recorded"), "the sampling outlives its agent: {sampling}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn programs_are_verified_again_for_another_setting_and_other_maps() {
+    with_agent(|node| {
+        let (a, b) = (node.attach("a")?, node.attach("b")?);
+        let probes = streams(&a, &b)?;
+        let differ = |before: &[(String, u64)], why: &str| {
+            let now = programs()?;
+            ensure!(now.iter().zip(before).all(|(now, before)| now.1 != before.1), "{why}: {now:?}");
+            expect_flow(&probes, why)?;
+            anyhow::Ok(now)
+        };
+        let first = programs()?;
+        node.kill_agent()?;
+        let flags = ["--standalone", "--pod-cidr", POD_V4, "--pod-cidr", POD_V6, "--allow-dhcp-servers"];
+        node.start_agent_with(&flags)?;
+        let second = differ(&first, "another setting")?;
+        node.kill_agent()?;
+        fs::remove_file(format!("{PINS}/to_pod"))?;
+        node.start_again()?;
+        let third = differ(&second, "a program without a pin")?;
+        node.kill_agent()?;
+        fs::remove_file(format!("{PINS}/EVENTS"))?;
+        node.start_again()?;
+        differ(&third, "another map")?;
+        node.runtime()?.check(&a)?;
         probes.into_iter().try_for_each(|probe| probe.end()?.expect_all())
     })
     .unwrap();

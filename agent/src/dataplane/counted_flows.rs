@@ -1,28 +1,28 @@
 //! `FLOW_STATS`: the flows that the programs count.
 
 use agent_common::{FlowKey, MAX_FLOW_STATS, event::FlowStats};
-use aya::{
-    Ebpf,
-    maps::{HashMap, MapData, MapError},
-};
+use aya::maps::{HashMap, Map, MapData, MapError};
 
 use super::MapFailure;
 
-/// The map of newly loaded programs.
+/// The map of the programs.
 pub(super) struct CountedFlows {
     map: HashMap<MapData, FlowKey, FlowStats>,
 }
 
-const MAP: &str = "FLOW_STATS";
+pub(super) const FLOW_STATS: &str = "FLOW_STATS";
 /// Bounds a walk: a walk whose present flow disappears begins again.
 const MOST: usize = 2 * MAX_FLOW_STATS;
 
 // === impl CountedFlows ===
 
 impl CountedFlows {
-    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, MapFailure> {
-        let map = ebpf.take_map(MAP).ok_or(MapError::InvalidName { name: MAP.to_owned() });
-        Ok(Self { map: map.and_then(HashMap::try_from).map_err(failure("open"))? })
+    /// Takes the map of the programs, without the flows of an earlier agent.
+    pub(super) fn take(map: Map) -> Result<Self, MapFailure> {
+        let mut flows = Self { map: HashMap::try_from(map).map_err(failure("open"))? };
+        let earlier: Result<Vec<_>, _> = flows.map.keys().take(MOST).collect();
+        earlier.map_err(failure("read"))?.iter().try_for_each(|flow| flows.remove(flow))?;
+        Ok(flows)
     }
 
     /// All flows; some twice while the programs displace others. Two system calls for each flow.
@@ -46,5 +46,5 @@ impl CountedFlows {
 }
 
 fn failure(action: &'static str) -> impl FnOnce(MapError) -> MapFailure {
-    move |source| MapFailure::Access { action, map: MAP, source: Box::new(source) }
+    move |source| MapFailure::Access { action, map: FLOW_STATS, source: Box::new(source) }
 }

@@ -10,6 +10,7 @@ mod handover;
 mod judging;
 mod kernel;
 mod layout;
+mod loading;
 mod log;
 mod maps;
 mod memory;
@@ -17,10 +18,10 @@ mod owner;
 mod pins;
 mod programs;
 mod sampling;
+mod verified;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    hash::{BuildHasher as _, RandomState},
     os::fd::AsFd as _,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -31,7 +32,7 @@ use agent_common::{
     policy::Subject,
 };
 use aya::{
-    EbpfError, EbpfLoader,
+    EbpfError,
     programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
 };
 
@@ -48,7 +49,6 @@ pub use pins::{PinDirectoryError, PinFailure, remove as remove_pins};
 pub use sampling::{Flows, SamplingError};
 
 use crate::{
-    crash::{self, Step},
     health::Reporter,
     metrics::MapMetrics,
     plug::filter::{FROM_TUNNEL, FROM_UPLINK, Filters, LinkFilter, LinkFilters, TO_LINK, TO_TUNNEL},
@@ -59,9 +59,10 @@ use ferrule_policy::{EndpointId, Op, Rows, Table};
 use ferrule_vif::Addresses;
 use handover::Predecessors;
 use layout::Layouts;
-use maps::{Maps, PINNED, PolicyMaps, Subjects, runs};
+use maps::{Maps, PolicyMaps, Subjects, runs};
 use pins::{PinLock, Pins};
 use sampling::Sampling;
+use verified::{Taken, Verified};
 
 /// The loaded programs and their maps.
 pub struct Dataplane {
@@ -170,45 +171,15 @@ impl Dataplane {
         owner::claim(directory)?;
         pins::make_directory(&pins)?;
         let predecessors = Predecessors::prepare(&pins, Layouts::of_object(object)?, &settings.capacities)?;
-        let mut loader = EbpfLoader::new();
-        let level = settings.log.as_u8();
-        loader.override_global(aya_log::LEVEL, &level, true);
-        let flows_per_pod = agent_common::flows_per_pod(settings.capacities.stack_flows);
-        loader.override_global("FLOWS_PER_POD", &flows_per_pod, true);
-        let policy_flows_per_pod = agent_common::flows_per_pod(settings.capacities.policy_flows);
-        loader.override_global("POLICY_FLOWS_PER_POD", &policy_flows_per_pod, true);
-        let secret = RandomState::new().hash_one(());
-        loader.override_global("POLICY_PLACES_SECRET", &secret, true);
-        let dhcp_servers = u8::from(settings.dhcp_servers);
-        loader.override_global("DHCP_SERVERS", &dhcp_servers, true);
-        loader.override_global("TUNNEL_PORT", &settings.tunnel_port, true);
-        let has_tunnel = u8::from(settings.has_tunnel);
-        loader.override_global("HAS_TUNNEL", &has_tunnel, true);
-        loader.override_global("TUNNEL_SOURCE_PORTS", &settings.tunnel_source_ports, true);
-        let flow_stats = u8::from(settings.flows != Flows::Never);
-        loader.override_global("FLOW_STATS_ON", &flow_stats, true);
-        if settings.flows == Flows::Never {
-            loader.map_max_entries("FLOW_STATS", 1);
-            loader.map_max_entries("FLOW_PLACES", 1);
-        }
-        for map in PINNED {
-            loader.map_max_entries(map.name, (map.capacity)(&settings.capacities));
-            loader.map_pin_path(map.name, map.path(&pins));
-        }
-        let mut ebpf = loader.load(object)?;
-        crash::point(Step::MapsPinned);
-        if settings.log != LogLevel::Off {
-            log::follow(&mut ebpf);
-        }
-        let [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link, set_subject] = programs::load(
-            &mut ebpf,
-            ["from_pod", "to_pod", FROM_TUNNEL, FROM_UPLINK, TO_TUNNEL, TO_LINK, "set_subject"],
-        );
-        let set_subject = set_subject?;
-        let sampling = Mutex::new(Sampling::take(&mut ebpf, settings.flows)?);
-        let counted_flows = Mutex::new(CountedFlows::take(&mut ebpf)?);
-        drop((ebpf, loader));
-        memory::release();
+        let verified = Verified::of(&pins, object, settings);
+        let taken = verified.as_ref().and_then(Verified::take);
+        let Taken { programs, sampling, flows } = match taken {
+            Some(taken) => taken,
+            None => loading::load(object, settings, &pins, verified.as_ref())?,
+        };
+        let [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link, set_subject] = programs;
+        let sampling = Mutex::new(Sampling::take(sampling, settings.flows)?);
+        let counted_flows = Mutex::new(CountedFlows::take(flows)?);
         let subjects = Arc::new(Subjects::open(&pins, set_subject.fd)?);
         let open = || Maps::open(&pins, subjects.clone(), metrics);
         let mut writer = open()?;
@@ -219,12 +190,12 @@ impl Dataplane {
         let (writer, policy) = (Mutex::new(writer), Mutex::new(policy));
         Ok(Self {
             kernel,
-            from_pod: from_pod?,
-            to_pod: to_pod?,
-            from_tunnel: from_tunnel?,
-            from_uplink: from_uplink?,
-            to_tunnel: to_tunnel?,
-            to_link: to_link?,
+            from_pod,
+            to_pod,
+            from_tunnel,
+            from_uplink,
+            to_tunnel,
+            to_link,
             writer,
             reader,
             policy,

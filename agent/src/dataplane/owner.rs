@@ -10,6 +10,8 @@ use std::{
     fs, io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use aya::{
@@ -17,7 +19,7 @@ use aya::{
     programs::{ProgramError, loaded_programs},
 };
 
-use super::maps::VIFS;
+use super::{maps::VIFS, verified};
 use crate::{
     crash::{self, Step},
     plug::netns,
@@ -48,6 +50,10 @@ pub enum OwnerError {
 
 pub(super) const RECORD: &str = "netns";
 
+/// Looks for programs that a removed pin has kept, and the pause after each.
+const FREED_ATTEMPTS: usize = 20;
+const FREED_BACKOFF: Duration = Duration::from_millis(25);
+
 /// Records the calling thread's namespace as the owner of the maps that are pinned below `directory`.
 ///
 /// # Errors
@@ -60,7 +66,7 @@ pub(super) fn claim(directory: &Path) -> Result<(), OwnerError> {
         Ok(owner) if owner == Path::new(&own) => return Ok(()),
         Ok(owner) => {
             let owner = owner.to_string_lossy().into_owned();
-            if are_in_use(directory)? {
+            if are_used_by_filters(directory)? {
                 return Err(OwnerError::Elsewhere { path: directory.to_owned(), owner, own });
             }
             tracing::info!(?directory, owner, own, "no program uses the pinned maps: taking them over");
@@ -73,6 +79,25 @@ pub(super) fn claim(directory: &Path) -> Result<(), OwnerError> {
     symlink(&own, &path).map_err(failed)?;
     crash::point(Step::OwnerRecorded);
     Ok(())
+}
+
+/// Whether filters use the maps. Removes the pins of programs, which would be used for ever: the next start
+/// verifies the programs again.
+fn are_used_by_filters(directory: &Path) -> Result<bool, OwnerError> {
+    for version in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = version.path();
+        if path.is_dir() {
+            verified::unpin(&path).map_err(|source| OwnerError::Record { path, source })?;
+        }
+    }
+    // The kernel frees a program some milliseconds after its last pin.
+    for _ in 0..FREED_ATTEMPTS {
+        if !are_in_use(directory)? {
+            return Ok(false);
+        }
+        thread::sleep(FREED_BACKOFF);
+    }
+    are_in_use(directory)
 }
 
 /// Whether a loaded program uses the pinned `VIFS` of any version. The kernel frees a program with its last

@@ -1,47 +1,17 @@
-//! Loads the programs, and what the kernel tells of them: their size, and their runs while it counts them.
+//! What the kernel tells of the programs: their size, and their runs while it counts them.
 
 use std::{
-    collections::BTreeMap,
     fs, io,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
-    panic::resume_unwind,
-    thread,
 };
 
-use aya::{
-    Ebpf,
-    programs::{Program, ProgramError, SchedClassifier},
-    sys::{Stats, SyscallError, enable_stats},
-};
+use aya::sys::{Stats, SyscallError, enable_stats};
 
-use super::{Dataplane, DataplaneError, Loaded, bpf};
+use super::{Dataplane, Loaded, bpf};
 use crate::{
     metrics::ProgramInfo,
     plug::filter::{FROM_TUNNEL, FROM_UPLINK, TO_LINK, TO_TUNNEL},
 };
-
-/// Loads programs without pinning them: their descriptors and the filters keep them alive. The kernel verifies
-/// a program for a tenth of a second, and several at once.
-pub(super) fn load<const N: usize>(
-    ebpf: &mut Ebpf,
-    names: [&'static str; N],
-) -> [Result<Loaded, DataplaneError>; N] {
-    let mut programs: BTreeMap<_, _> = ebpf.programs_mut().collect();
-    thread::scope(|scope| {
-        let loads = names.map(|name| {
-            let program = programs.remove(name);
-            scope.spawn(move || load_one(program).map_err(|source| DataplaneError::Program { name, source }))
-        });
-        loads.map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)))
-    })
-}
-
-fn load_one(program: Option<&mut Program>) -> Result<Loaded, ProgramError> {
-    let program: &mut SchedClassifier = program.ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
-    program.load()?;
-    let info = program.info()?;
-    Ok(Loaded { fd: program.fd()?.try_clone()?, id: info.id(), tag: info.tag() })
-}
 
 // === impl Dataplane ===
 

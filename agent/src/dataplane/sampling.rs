@@ -1,9 +1,6 @@
 //! `FLOW_SAMPLING`: of how many flows the programs count and record one.
 
-use aya::{
-    Ebpf,
-    maps::{Array, MapData, MapError},
-};
+use aya::maps::{Array, Map, MapData, MapError};
 
 use super::MapFailure;
 
@@ -36,19 +33,16 @@ pub enum SamplingError {
     Map(#[from] MapFailure),
 }
 
-const SAMPLING: &str = "FLOW_SAMPLING";
+pub(super) const FLOW_SAMPLING: &str = "FLOW_SAMPLING";
 
 // === impl Sampling ===
 
 impl Sampling {
-    /// Takes the map of newly loaded programs.
-    pub(super) fn take(ebpf: &mut Ebpf, flows: Flows) -> Result<Self, MapFailure> {
-        let map = ebpf.take_map(SAMPLING).ok_or(MapError::InvalidName { name: SAMPLING.to_owned() });
-        let map = map.and_then(Array::try_from).map_err(failure("open"))?;
+    /// Takes the map of the programs, which may have the number of an earlier agent.
+    pub(super) fn take(map: Map, flows: Flows) -> Result<Self, MapFailure> {
+        let map = Array::try_from(map).map_err(failure("open"))?;
         let mut sampling = Self { map, one_in: 0, is_possible: flows != Flows::Never };
-        if flows == Flows::On {
-            sampling.write(1)?;
-        }
+        sampling.write(u32::from(flows == Flows::On))?;
         Ok(sampling)
     }
 
@@ -71,5 +65,5 @@ impl Sampling {
 }
 
 fn failure(action: &'static str) -> impl FnOnce(MapError) -> MapFailure {
-    move |source| MapFailure::Access { action, map: SAMPLING, source: Box::new(source) }
+    move |source| MapFailure::Access { action, map: FLOW_SAMPLING, source: Box::new(source) }
 }

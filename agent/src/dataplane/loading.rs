@@ -1,0 +1,112 @@
+//! Loads the object into the kernel: the maps, and the programs, which the kernel verifies.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher as _, RandomState},
+    panic::resume_unwind,
+    path::Path,
+    thread,
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::MapError,
+    programs::{Program, ProgramError, SchedClassifier},
+};
+
+use super::{
+    DataplaneError, Flows, Loaded, LogLevel, Settings,
+    counted_flows::FLOW_STATS,
+    log,
+    maps::{MapFailure, PINNED},
+    memory,
+    sampling::FLOW_SAMPLING,
+    verified::{Taken, Verified},
+};
+use crate::{
+    crash::{self, Step},
+    plug::filter::{FROM_TUNNEL, FROM_UPLINK, TO_LINK, TO_TUNNEL},
+};
+
+/// All programs of the object.
+pub(super) const NAMES: [&str; 7] =
+    ["from_pod", "to_pod", FROM_TUNNEL, FROM_UPLINK, TO_TUNNEL, TO_LINK, "set_subject"];
+
+/// Loads the object into the kernel. Maps that are pinned are taken over.
+pub(super) fn load(
+    object: &[u8],
+    settings: &Settings,
+    pins: &Path,
+    verified: Option<&Verified<'_>>,
+) -> Result<Taken, DataplaneError> {
+    let mut loader = EbpfLoader::new();
+    let level = settings.log.as_u8();
+    loader.override_global(aya_log::LEVEL, &level, true);
+    let flows_per_pod = agent_common::flows_per_pod(settings.capacities.stack_flows);
+    loader.override_global("FLOWS_PER_POD", &flows_per_pod, true);
+    let policy_flows_per_pod = agent_common::flows_per_pod(settings.capacities.policy_flows);
+    loader.override_global("POLICY_FLOWS_PER_POD", &policy_flows_per_pod, true);
+    let secret = RandomState::new().hash_one(());
+    loader.override_global("POLICY_PLACES_SECRET", &secret, true);
+    let dhcp_servers = u8::from(settings.dhcp_servers);
+    loader.override_global("DHCP_SERVERS", &dhcp_servers, true);
+    loader.override_global("TUNNEL_PORT", &settings.tunnel_port, true);
+    let has_tunnel = u8::from(settings.has_tunnel);
+    loader.override_global("HAS_TUNNEL", &has_tunnel, true);
+    loader.override_global("TUNNEL_SOURCE_PORTS", &settings.tunnel_source_ports, true);
+    let flow_stats = u8::from(settings.flows != Flows::Never);
+    loader.override_global("FLOW_STATS_ON", &flow_stats, true);
+    if settings.flows == Flows::Never {
+        loader.map_max_entries(FLOW_STATS, 1);
+        loader.map_max_entries("FLOW_PLACES", 1);
+    }
+    for map in PINNED {
+        loader.map_max_entries(map.name, (map.capacity)(&settings.capacities));
+        loader.map_pin_path(map.name, map.path(pins));
+    }
+    let mut ebpf = loader.load(object)?;
+    crash::point(Step::MapsPinned);
+    if settings.log != LogLevel::Off {
+        log::follow(&mut ebpf);
+    }
+    let [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link, set_subject] =
+        load_programs(&mut ebpf);
+    let programs = [from_pod?, to_pod?, from_tunnel?, from_uplink?, to_tunnel?, to_link?, set_subject?];
+    if let Some(verified) = verified {
+        verified.leave(&mut ebpf);
+    }
+    let mut map = |name: &'static str| {
+        let source = || Box::new(MapError::InvalidName { name: name.to_owned() });
+        let failure = || MapFailure::Access { action: "open", map: name, source: source() };
+        ebpf.take_map(name).ok_or_else(failure)
+    };
+    let taken = Taken { programs, sampling: map(FLOW_SAMPLING)?, flows: map(FLOW_STATS)? };
+    drop((ebpf, loader));
+    memory::release();
+    Ok(taken)
+}
+
+/// Loads the programs, in the order of [`NAMES`]. The kernel verifies a program for a tenth of a second, and
+/// several at once.
+fn load_programs(ebpf: &mut Ebpf) -> [Result<Loaded, DataplaneError>; NAMES.len()] {
+    let mut programs: BTreeMap<_, _> = ebpf.programs_mut().collect();
+    thread::scope(|scope| {
+        let loads = NAMES.map(|name| {
+            let program = programs.remove(name);
+            scope.spawn(move || load_one(program).map_err(|source| DataplaneError::Program { name, source }))
+        });
+        loads.map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
+fn load_one(program: Option<&mut Program>) -> Result<Loaded, ProgramError> {
+    let program: &mut SchedClassifier = program.ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
+    program.load()?;
+    opened(program)
+}
+
+/// A descriptor of a program in the kernel.
+pub(super) fn opened(program: &SchedClassifier) -> Result<Loaded, ProgramError> {
+    let info = program.info()?;
+    Ok(Loaded { fd: program.fd()?.try_clone()?, id: info.id(), tag: info.tag() })
+}
