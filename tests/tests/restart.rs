@@ -68,7 +68,10 @@ fn restarted_agent_uses_the_verified_programs_of_its_predecessor() {
         node.kill_agent()?;
         node.start_again()?;
         let sampling = node.ctl(&["flows", "--sampling", "off"])?;
-        ensure!(sampling.contains("before: no flow is recorded"), "the sampling outlives its agent: {sampling}");
+        ensure!(
+            sampling.contains("before: no flow is recorded"),
+            "the sampling outlives its agent: {sampling}"
+        );
         Ok(())
     })
     .unwrap();

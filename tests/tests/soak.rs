@@ -36,6 +36,8 @@ const THREADS: u64 = 5;
 const THREADS_OF_CLUSTER: u64 = 12;
 
 const PINS_OF_ALL_MAPS: usize = 20;
+/// With the link that names what they were made from.
+const PINS_OF_PROGRAMS: usize = 8;
 
 /// Resources that could leak.
 #[derive(Debug, PartialEq, Eq)]
@@ -270,8 +272,10 @@ fn calls(node: &Node) -> anyhow::Result<[f64; 2]> {
 impl Size {
     /// The bounds of growth prove nothing if the measurements are of nothing.
     fn expect_an_agent_with_a_pod(&self) -> anyhow::Result<()> {
-        ensure!(self.pins.len() == PINS_OF_ALL_MAPS, "{self:?}");
-        ensure!(self.programs == 7 && self.maps >= self.pins.len() && self.descriptors > 6, "{self:?}");
+        let is_map = |pin: &&String| pin.starts_with(|it: char| it.is_ascii_uppercase());
+        ensure!(self.pins.iter().filter(is_map).count() == PINS_OF_ALL_MAPS, "{self:?}");
+        ensure!(self.pins.len() == PINS_OF_ALL_MAPS + PINS_OF_PROGRAMS, "{self:?}");
+        ensure!(self.programs == 7 && self.maps >= PINS_OF_ALL_MAPS && self.descriptors > 6, "{self:?}");
         ensure!(self.anonymous_kib > 1024 && self.store_bytes > 0, "{self:?}");
         // The uplink, loopback, the pod's interface with its routes, and its entries in three maps.
         ensure!(self.kernel.len() >= 9, "{self:?}");

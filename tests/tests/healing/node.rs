@@ -98,15 +98,23 @@ fn pods_interfaces_send_no_redirects_whatever_others_set() {
 /// The pinned maps.
 pub const MAPS: usize = 20;
 
+/// Maps have capitals.
+fn is_of_a_program(pin: &str) -> bool {
+    pin.starts_with(|it: char| it.is_ascii_lowercase())
+}
+
 /// Kernel IDs of the pinned maps, by name.
 fn pinned() -> anyhow::Result<Vec<(String, u64)>> {
     let mut all = Vec::new();
     for pin in fs::read_dir(PINS)? {
         let pin = pin?.path();
+        let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if is_of_a_program(&name) {
+            continue;
+        }
         let shown = sys::run(&format!("bpftool -j map show pinned {}", pin.display()))?;
         let map: serde_json::Value = serde_json::from_str(&shown)?;
         let id = map.get("id").and_then(serde_json::Value::as_u64);
-        let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
         all.push((name, id.with_context(|| shown)?));
     }
     all.sort();
