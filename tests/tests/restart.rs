@@ -43,7 +43,7 @@ fn programs() -> anyhow::Result<Vec<(String, u64)>> {
     let pinned = |name: &str| -> anyhow::Result<(String, u64)> {
         let shown = sys::run(&format!("bpftool -j prog show pinned {PINS}/{name}"))?;
         let shown: Value = serde_json::from_str(&shown)?;
-        Ok((name.to_owned(), shown["id"].as_u64().context("no ID")?))
+        Ok((name.to_owned(), shown.get("id").and_then(Value::as_u64).context("no ID")?))
     };
     names.into_iter().map(pinned).collect()
 }

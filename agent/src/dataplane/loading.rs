@@ -9,36 +9,69 @@ use std::{
 };
 
 use aya::{
-    Ebpf, EbpfLoader,
-    maps::MapError,
-    programs::{Program, ProgramError, SchedClassifier},
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{Map, MapError},
+    programs::{Program, ProgramError, ProgramFd, SchedClassifier},
 };
 
 use super::{
-    DataplaneError, Flows, Loaded, LogLevel, Settings,
     counted_flows::FLOW_STATS,
-    log,
+    log::{self, LogLevel},
     maps::{MapFailure, PINNED},
     memory,
-    sampling::FLOW_SAMPLING,
-    verified::{Taken, Verified},
+    sampling::{FLOW_SAMPLING, Flows},
+    settings::Settings,
 };
 use crate::{
     crash::{self, Step},
     plug::filter::{FROM_TUNNEL, FROM_UPLINK, TO_LINK, TO_TUNNEL},
 };
 
+/// A program in the kernel.
+pub(super) struct Loaded {
+    pub(super) fd: ProgramFd,
+    pub(super) id: u32,
+    /// The kernel's digest of the instructions.
+    pub(super) tag: u64,
+}
+
+/// The programs, in the order of [`NAMES`], and their maps that have no pin.
+pub(super) struct Ready {
+    pub(super) programs: [Loaded; NAMES.len()],
+    pub(super) sampling: Map,
+    pub(super) flows: Map,
+}
+
+/// The kernel does not take the object.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("cannot load the eBPF object: a kernel with BTF is required (CONFIG_DEBUG_INFO_BTF)")]
+    Object(#[from] EbpfError),
+    /// The verifier rejects the program, or the object lacks it.
+    #[error("cannot load the eBPF program {name}")]
+    Program {
+        name: &'static str,
+        #[source]
+        source: ProgramError,
+    },
+    #[error(transparent)]
+    Map(#[from] MapFailure),
+}
+
 /// All programs of the object.
 pub(super) const NAMES: [&str; 7] =
     ["from_pod", "to_pod", FROM_TUNNEL, FROM_UPLINK, TO_TUNNEL, TO_LINK, "set_subject"];
 
-/// Loads the object into the kernel. Maps that are pinned are taken over.
+/// Loads the object into the kernel. Maps that are pinned are taken over. `leave`: pins the programs.
+///
+/// # Errors
+/// If the kernel rejects the object.
 pub(super) fn load(
     object: &[u8],
     settings: &Settings,
     pins: &Path,
-    verified: Option<&Verified<'_>>,
-) -> Result<Taken, DataplaneError> {
+    leave: impl FnOnce(&mut Ebpf),
+) -> Result<Ready, LoadError> {
     let mut loader = EbpfLoader::new();
     let level = settings.log.as_u8();
     loader.override_global(aya_log::LEVEL, &level, true);
@@ -72,28 +105,26 @@ pub(super) fn load(
     let [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link, set_subject] =
         load_programs(&mut ebpf);
     let programs = [from_pod?, to_pod?, from_tunnel?, from_uplink?, to_tunnel?, to_link?, set_subject?];
-    if let Some(verified) = verified {
-        verified.leave(&mut ebpf);
-    }
+    leave(&mut ebpf);
     let mut map = |name: &'static str| {
         let source = || Box::new(MapError::InvalidName { name: name.to_owned() });
         let failure = || MapFailure::Access { action: "open", map: name, source: source() };
         ebpf.take_map(name).ok_or_else(failure)
     };
-    let taken = Taken { programs, sampling: map(FLOW_SAMPLING)?, flows: map(FLOW_STATS)? };
+    let ready = Ready { programs, sampling: map(FLOW_SAMPLING)?, flows: map(FLOW_STATS)? };
     drop((ebpf, loader));
     memory::release();
-    Ok(taken)
+    Ok(ready)
 }
 
 /// Loads the programs, in the order of [`NAMES`]. The kernel verifies a program for a tenth of a second, and
 /// several at once.
-fn load_programs(ebpf: &mut Ebpf) -> [Result<Loaded, DataplaneError>; NAMES.len()] {
+fn load_programs(ebpf: &mut Ebpf) -> [Result<Loaded, LoadError>; NAMES.len()] {
     let mut programs: BTreeMap<_, _> = ebpf.programs_mut().collect();
     thread::scope(|scope| {
         let loads = NAMES.map(|name| {
             let program = programs.remove(name);
-            scope.spawn(move || load_one(program).map_err(|source| DataplaneError::Program { name, source }))
+            scope.spawn(move || load_one(program).map_err(|source| LoadError::Program { name, source }))
         });
         loads.map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)))
     })

@@ -18,6 +18,7 @@ mod owner;
 mod pins;
 mod programs;
 mod sampling;
+mod settings;
 mod verified;
 
 use std::{
@@ -31,22 +32,21 @@ use agent_common::{
     Counters, FlowKey, NodeEntry, NodeKey, Traffic, UnderlayEntry, UnderlayKey, event::FlowStats,
     policy::Subject,
 };
-use aya::{
-    EbpfError,
-    programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, TcAttachType},
-};
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
 
 pub use capacity::Capacities;
 pub use events::EventReader;
 pub use handover::CapacityError;
 pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
+pub use loading::LoadError;
 pub use log::LogLevel;
 pub use maps::{Audit, Entries, Entry, MapFailure, Recorded, SUBJECT, ShownRow, shown_subject};
 pub use memory::{release, release_after_start, release_when_idle};
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure, remove as remove_pins};
 pub use sampling::{Flows, SamplingError};
+pub use settings::Settings;
 
 use crate::{
     health::Reporter,
@@ -59,10 +59,11 @@ use ferrule_policy::{EndpointId, Op, Rows, Table};
 use ferrule_vif::Addresses;
 use handover::Predecessors;
 use layout::Layouts;
+use loading::{Loaded, Ready};
 use maps::{Maps, PolicyMaps, Subjects, runs};
 use pins::{PinLock, Pins};
 use sampling::Sampling;
-use verified::{Taken, Verified};
+use verified::Verified;
 
 /// The loaded programs and their maps.
 pub struct Dataplane {
@@ -83,30 +84,6 @@ pub struct Dataplane {
     predecessors: Predecessors,
 }
 
-/// Settings of the dataplane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
-    pub log: LogLevel,
-    pub capacities: Capacities,
-    /// Whether pods may serve DHCP.
-    pub dhcp_servers: bool,
-    pub flows: Flows,
-    /// The UDP port of the tunnel between nodes.
-    pub tunnel_port: u16,
-    /// Whether this node may have that tunnel.
-    pub has_tunnel: bool,
-    /// First and last of the UDP ports from which the kernel sends packets of the tunnel.
-    pub tunnel_source_ports: [u16; 2],
-}
-
-/// A program in the kernel.
-struct Loaded {
-    fd: ProgramFd,
-    id: u32,
-    /// The kernel's digest of the instructions.
-    tag: u64,
-}
-
 /// The dataplane cannot be loaded or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum DataplaneError {
@@ -120,33 +97,10 @@ pub enum DataplaneError {
     Layout(#[from] LayoutError),
     #[error(transparent)]
     Capacity(#[from] CapacityError),
-    #[error("cannot load the eBPF object: a kernel with BTF is required (CONFIG_DEBUG_INFO_BTF)")]
-    Load(#[from] EbpfError),
-    /// The verifier rejects the program, or the object lacks it.
-    #[error("cannot load the eBPF program {name}")]
-    Program {
-        name: &'static str,
-        #[source]
-        source: ProgramError,
-    },
+    #[error(transparent)]
+    Load(#[from] LoadError),
     #[error(transparent)]
     Map(#[from] MapFailure),
-}
-
-// === impl Settings ===
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            log: LogLevel::default(),
-            capacities: Capacities::default(),
-            dhcp_servers: false,
-            flows: Flows::default(),
-            tunnel_port: agent_common::TUNNEL_PORT,
-            has_tunnel: true,
-            tunnel_source_ports: agent_common::TUNNEL_SOURCE_PORTS,
-        }
-    }
 }
 
 // === impl Dataplane ===
@@ -173,9 +127,13 @@ impl Dataplane {
         let predecessors = Predecessors::prepare(&pins, Layouts::of_object(object)?, &settings.capacities)?;
         let verified = Verified::of(&pins, object, settings);
         let taken = verified.as_ref().and_then(Verified::take);
-        let Taken { programs, sampling, flows } = match taken {
+        let Ready { programs, sampling, flows } = match taken {
             Some(taken) => taken,
-            None => loading::load(object, settings, &pins, verified.as_ref())?,
+            None => loading::load(object, settings, &pins, |ebpf| {
+                if let Some(verified) = &verified {
+                    verified.leave(ebpf);
+                }
+            })?,
         };
         let [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link, set_subject] = programs;
         let sampling = Mutex::new(Sampling::take(sampling, settings.flows)?);

@@ -7,7 +7,7 @@ use std::{
 
 use aya::sys::{Stats, SyscallError, enable_stats};
 
-use super::{Dataplane, Loaded, bpf};
+use super::{Dataplane, bpf, loading::Loaded};
 use crate::{
     metrics::ProgramInfo,
     plug::filter::{FROM_TUNNEL, FROM_UPLINK, TO_LINK, TO_TUNNEL},

@@ -3,9 +3,9 @@
 //! Verification takes most of a start: half a second on a slow core. A restarted agent of the same build with
 //! the same settings uses its predecessor's programs, which are attached already.
 //!
-//! The symbolic link `programs` has the digest of what they were made from: the object, the settings that are
-//! constants in the programs, and the IDs of the pinned maps, which the kernel does not use twice. The link is
-//! removed first and made last.
+//! The symbolic link `programs` has the digest of what they were made from: the object, the settings that
+//! are constants in the programs, and the IDs of the pinned maps, which the kernel does not use twice. The
+//! link is removed first and made last.
 
 use std::{
     fmt::Write as _,
@@ -23,11 +23,12 @@ use aya::{
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Loaded, LogLevel, Settings,
     counted_flows::FLOW_STATS,
-    loading::{NAMES, opened},
+    loading::{NAMES, Ready, opened},
+    log::LogLevel,
     maps::PINNED,
     sampling::FLOW_SAMPLING,
+    settings::Settings,
 };
 use crate::{
     chain::chain,
@@ -39,13 +40,6 @@ pub(super) struct Verified<'a> {
     pins: &'a Path,
     object: &'a [u8],
     settings: &'a Settings,
-}
-
-/// The programs of an earlier agent, and their maps that have no pin.
-pub(super) struct Taken {
-    pub(super) programs: [Loaded; NAMES.len()],
-    pub(super) sampling: Map,
-    pub(super) flows: Map,
 }
 
 /// The programs cannot be taken over, or not be left to the next agent: they are verified again.
@@ -89,7 +83,7 @@ impl<'a> Verified<'a> {
     }
 
     /// The programs of an earlier agent, if they are the same.
-    pub(super) fn take(&self) -> Option<Taken> {
+    pub(super) fn take(&self) -> Option<Ready> {
         let left = fs::read_link(self.link()).ok()?;
         if self.digest().ok().is_none_or(|digest| left != Path::new(&digest)) {
             return None;
@@ -109,12 +103,12 @@ impl<'a> Verified<'a> {
         }
     }
 
-    fn open(&self) -> Result<Taken, VerifiedError> {
+    fn open(&self) -> Result<Ready, VerifiedError> {
         let pinned = |name| SchedClassifier::from_pin(self.pins.join(name));
         let open = |name| opened(&pinned(name)?);
         let [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link, set_subject] = NAMES.map(open);
         let maps = pinned("from_pod")?.info()?.map_ids()?.unwrap_or_default();
-        Ok(Taken {
+        Ok(Ready {
             sampling: named(&maps, FLOW_SAMPLING)?,
             flows: named(&maps, FLOW_STATS)?,
             programs: [from_pod?, to_pod?, from_tunnel?, from_uplink?, to_tunnel?, to_link?, set_subject?],
