@@ -1,6 +1,10 @@
 //! Scenarios: what the agent does when it crashes, and what the runtime does afterwards.
 
-use std::{fs, os::unix::fs::DirBuilderExt as _, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{DirBuilderExt as _, symlink},
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -94,6 +98,14 @@ pub const SCENARIOS: &[Scenario] = &[
         ..DEFAULT
     },
     Scenario { name: "lost-maps", prepare: lost_maps, act: start, ..DEFAULT },
+    Scenario {
+        name: "other-programs",
+        // The other steps are those of a start.
+        is_crash_point: |step| step.starts_with("kernel.program") || step == "start.filter_replaced",
+        prepare: programs_of_another_build,
+        act: start,
+        ..DEFAULT
+    },
     Scenario {
         name: "first-start",
         prepare: unconfigured_node,
@@ -512,6 +524,14 @@ fn other_capacities(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
 fn lost_maps(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
     fixture.node.stop_agent()?;
     Ok(fs::remove_dir_all("/sys/fs/bpf/ferrule")?)
+}
+
+/// The pinned programs, which the filters use, are not those of the agent.
+fn programs_of_another_build(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
+    fixture.node.stop_agent()?;
+    let link = format!("{PINS}/programs");
+    fs::remove_file(&link)?;
+    Ok(symlink("another", link)?)
 }
 
 /// As after the last run of a build with a database.
