@@ -57,7 +57,8 @@ const FREED_BACKOFF: Duration = Duration::from_millis(25);
 /// Records the calling thread's namespace as the owner of the maps that are pinned below `directory`.
 ///
 /// # Errors
-/// If the recorded owner is another namespace, and programs still use its maps; nothing is changed then.
+/// If the recorded owner is another namespace, and filters still use its maps. Only the pins of the programs
+/// are gone then.
 pub(super) fn claim(directory: &Path) -> Result<(), OwnerError> {
     let path = directory.join(RECORD);
     let own = netns::identity().map_err(OwnerError::Own)?;
