@@ -54,8 +54,13 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("registry/directory.rs", "lock.set_len(0)", "the PID in the file is for operators"),
     ("reconcile/deferred.rs", "File::options()", "the file is only a lock"),
     ("plug/carrier.rs", "unsafe { ethtool(", "the kernel does the same a little later"),
-    ("dataplane/mod.rs", "program.load()", "a program on no interface dies with the agent"),
-    ("dataplane/counted_flows.rs", "self.map.remove(", "the map dies with the agent"),
+    (
+        "dataplane/loading.rs",
+        "program.load()",
+        "a program on no interface and without a pin dies with the agent",
+    ),
+    ("dataplane/counted_flows.rs", "self.map.remove(", "the next agent removes the counted flows, too"),
+    ("dataplane/verified.rs", "self.pin(ebpf)", "the called function has the point"),
     ("dataplane/maps/table.rs", "let added =", "the point is in Pressure::added"),
     ("app/uninstall.rs", "fs::remove_", "a removal of everything is repeated as a whole"),
     (
