@@ -100,7 +100,8 @@ fn exhausted_ranges_fail_status_until_an_address_is_free_again() {
         expect(node, "ipam", &["unhealthy", "every IPv4 address is in use"])?;
         let status = node.runtime()?.status()?.into_error()?;
         ensure!(status.code == 50 && status.details.contains("\"name\":\"ipam\""), "{status}");
-        ensure!(node.http("/readyz")?.0 == 503);
+        ensure!(node.http("/readyz")?.0 == 200, "a full node holds up the roll-out of agents");
+        ensure!(node.metric("ferrule_ready")? == 0.0);
         ensure!(node.metric(r#"ferrule_ipam_addresses{family="IPv4",state="free"}"#)? == 0.0);
         ensure!(node.metric(r#"ferrule_ipam_addresses{family="IPv4",state="used"}"#)? == 1.0);
         wait_until("the pod has an Event", TIMEOUT, || {
@@ -111,7 +112,11 @@ fn exhausted_ranges_fail_status_until_an_address_is_free_again() {
         })?;
         node.runtime()?.del(&only)?;
         expect(node, "ipam", &["unhealthy", "1 in cooldown"])?;
-        wait_until("the cooldown ends", Duration::from_secs(60), || Ok(node.http("/readyz")?.0 == 200))?;
+        wait_until(
+            "the cooldown ends",
+            Duration::from_secs(60),
+            || Ok(node.metric("ferrule_ready")? == 1.0),
+        )?;
         node.runtime()?.add(&late)?;
         Ok(())
     })
