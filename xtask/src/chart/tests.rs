@@ -190,7 +190,7 @@ fn metrics_beyond_the_node_need_permission_to_ask_about_clients_and_have_a_named
     let values = json!({ "metrics": { "host": "0.0.0.0", "certificateSecret": "metrics-tls" } });
     let set = agents(values.clone());
     let [container] = list(&set["spec"]["template"]["spec"], "containers") else { panic!("{set}") };
-    let http = json!({ "name": "http", "containerPort": 9469, "hostIP": "127.0.0.1" });
+    let http = json!({ "name": "http", "containerPort": 9469, "hostPort": 9469, "hostIP": "127.0.0.1" });
     assert_eq!(container["ports"], json!([http, { "name": "metrics", "containerPort": 9470 }]));
     let given = |name: &str| list(container, "env").iter().find(|it| it["name"] == name).cloned();
     assert_eq!(given("FERRULE_METRICS_LISTEN").unwrap()["value"], "0.0.0.0:9470");
