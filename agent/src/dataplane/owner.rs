@@ -44,13 +44,22 @@ pub enum OwnerError {
         #[source]
         source: io::Error,
     },
+    #[error(
+        "cannot remove the pins of programs in {path:?}, by which the maps of another network namespace seem to be in \
+         use; remove the files in it whose names begin with a small letter"
+    )]
+    Unpin {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot find out whether programs use the maps of another network namespace")]
     Programs(#[source] ProgramError),
 }
 
 pub(super) const RECORD: &str = "netns";
 
-/// Looks for programs that a removed pin has kept, and the pause after each.
+/// How often programs without a pin are looked for, and the pause after each look.
 const FREED_ATTEMPTS: usize = 20;
 const FREED_BACKOFF: Duration = Duration::from_millis(25);
 
@@ -82,13 +91,13 @@ pub(super) fn claim(directory: &Path) -> Result<(), OwnerError> {
     Ok(())
 }
 
-/// Whether filters use the maps. Removes the pins of programs, which would be used for ever: the next start
-/// verifies the programs again.
+/// Whether filters use the maps. Removes the pins of programs, because a pinned program uses them without any
+/// filter. The next start loads the programs again.
 fn are_used_by_filters(directory: &Path) -> Result<bool, OwnerError> {
     for version in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = version.path();
         if path.is_dir() {
-            verified::unpin(&path).map_err(|source| OwnerError::Record { path, source })?;
+            verified::unpin(&path).map_err(|source| OwnerError::Unpin { path, source })?;
         }
     }
     // The kernel frees a program some milliseconds after its last pin.

@@ -42,7 +42,7 @@ pub(super) struct Verified<'a> {
     settings: &'a Settings,
 }
 
-/// The programs cannot be taken over, or not be left to the next agent: they are verified again.
+/// Programs cannot be taken over, or not be pinned for the next agent, so that they are verified again.
 #[derive(Debug, thiserror::Error)]
 enum VerifiedError {
     #[error(transparent)]

@@ -108,8 +108,8 @@ pub(super) fn ask(shown: &mut ListNodesResponse, only: &str) {
 fn note(name: &str, of: &[IpAddr], range: &mut NodeRange, answer: &Answer, after: Option<Duration>) {
     let Answer { from, too_large_for } = answer;
     let (mtu, is_of_node) = (range.mtu, of.contains(from));
-    let remedy = "compare the MTUs of both nodes' uplinks and of the network between them, and set `mtu` to the \
-                  smallest";
+    let remedy = "compare the MTUs of both nodes' uplinks and of the network between them, and give the uplinks the \
+                  smallest (ip link set dev … mtu …): the agents follow";
     match (too_large_for, after) {
         (Some(fits), _) => {
             range.no_answer_because =

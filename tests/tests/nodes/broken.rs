@@ -62,7 +62,12 @@ fn a_link_with_a_smaller_mtu_is_named() {
         for (node, pod) in [(two, b), (three, c)] {
             node.run("ip link set uplink mtu 1300")?;
             let cause = "small packets get through, packets of";
-            wait_until_named(one, "nodes --ask", 1, &[&node.ranges[0], cause, "set `mtu` to the smallest"])?;
+            wait_until_named(
+                one,
+                "nodes --ask",
+                1,
+                &[&node.ranges[0], cause, "give the uplinks the smallest"],
+            )?;
             pod.ping(underlay::WORLD_ADDRESSES[0])?;
             node.run(&format!("ip link set uplink mtu {}", UPLINK_MTU))?;
         }
