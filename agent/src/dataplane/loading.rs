@@ -5,13 +5,13 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     panic::resume_unwind,
     path::Path,
-    thread,
+    thread::{self, ScopedJoinHandle},
 };
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapError},
-    programs::{Program, ProgramError, ProgramFd, SchedClassifier},
+    programs::{Program, ProgramError, SchedClassifier},
 };
 
 use super::{
@@ -19,25 +19,16 @@ use super::{
     log::{self, LogLevel},
     maps::{MapFailure, PINNED},
     memory,
+    programs::{Loaded, NAMES, Programs, SET_SUBJECT},
     sampling::{FLOW_SAMPLING, Flows},
     settings::Settings,
 };
-use crate::{
-    crash::{self, Step},
-    plug::filter::{FROM_TUNNEL, FROM_UPLINK, TO_LINK, TO_TUNNEL},
-};
+use crate::crash::{self, Step};
 
-/// A program in the kernel.
-pub(super) struct Loaded {
-    pub(super) fd: ProgramFd,
-    pub(super) id: u32,
-    /// The kernel's digest of the instructions.
-    pub(super) tag: u64,
-}
-
-/// The programs, in the order of [`NAMES`], and their maps that have no pin.
+/// The programs, and their maps that have no pin.
 pub(super) struct Ready {
-    pub(super) programs: [Loaded; NAMES.len()],
+    pub(super) programs: Programs,
+    pub(super) set_subject: Loaded,
     pub(super) sampling: Map,
     pub(super) flows: Map,
 }
@@ -57,10 +48,6 @@ pub enum LoadError {
     #[error(transparent)]
     Map(#[from] MapFailure),
 }
-
-/// All programs of the object.
-pub(super) const NAMES: [&str; 7] =
-    ["from_pod", "to_pod", FROM_TUNNEL, FROM_UPLINK, TO_TUNNEL, TO_LINK, "set_subject"];
 
 /// Loads the object into the kernel. Maps that are pinned are taken over. `leave`: pins the programs.
 ///
@@ -102,42 +89,39 @@ pub(super) fn load(
     if settings.log != LogLevel::Off {
         log::follow(&mut ebpf);
     }
-    let [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link, set_subject] =
-        load_programs(&mut ebpf);
-    let programs = [from_pod?, to_pod?, from_tunnel?, from_uplink?, to_tunnel?, to_link?, set_subject?];
+    let mut loaded = load_programs(&mut ebpf);
+    let mut take = |name| {
+        let program = loaded.remove(name).unwrap_or(Err(ProgramError::UnexpectedProgramType));
+        program.map_err(|source| LoadError::Program { name, source })
+    };
+    let (programs, set_subject) = (Programs::each(&mut take)?, take(SET_SUBJECT)?);
     leave(&mut ebpf);
     let mut map = |name: &'static str| {
         let source = || Box::new(MapError::InvalidName { name: name.to_owned() });
         let failure = || MapFailure::Access { action: "open", map: name, source: source() };
         ebpf.take_map(name).ok_or_else(failure)
     };
-    let ready = Ready { programs, sampling: map(FLOW_SAMPLING)?, flows: map(FLOW_STATS)? };
+    let ready = Ready { programs, set_subject, sampling: map(FLOW_SAMPLING)?, flows: map(FLOW_STATS)? };
     drop((ebpf, loader));
     memory::release();
     Ok(ready)
 }
 
-/// Loads the programs, in the order of [`NAMES`]. The kernel verifies a program for a tenth of a second, and
-/// several at once.
-fn load_programs(ebpf: &mut Ebpf) -> [Result<Loaded, LoadError>; NAMES.len()] {
+/// Loads the programs. The kernel verifies a program for a tenth of a second, and several at once.
+fn load_programs(ebpf: &mut Ebpf) -> BTreeMap<&'static str, Result<Loaded, ProgramError>> {
     let mut programs: BTreeMap<_, _> = ebpf.programs_mut().collect();
     thread::scope(|scope| {
         let loads = NAMES.map(|name| {
             let program = programs.remove(name);
-            scope.spawn(move || load_one(program).map_err(|source| LoadError::Program { name, source }))
+            (name, scope.spawn(move || load_one(name, program)))
         });
-        loads.map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        let join = |load: ScopedJoinHandle<'_, _>| load.join().unwrap_or_else(|panic| resume_unwind(panic));
+        loads.into_iter().map(|(name, load)| (name, join(load))).collect()
     })
 }
 
-fn load_one(program: Option<&mut Program>) -> Result<Loaded, ProgramError> {
+fn load_one(name: &'static str, program: Option<&mut Program>) -> Result<Loaded, ProgramError> {
     let program: &mut SchedClassifier = program.ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
     program.load()?;
-    opened(program)
-}
-
-/// A descriptor of a program in the kernel.
-pub(super) fn opened(program: &SchedClassifier) -> Result<Loaded, ProgramError> {
-    let info = program.info()?;
-    Ok(Loaded { fd: program.fd()?.try_clone()?, id: info.id(), tag: info.tag() })
+    Loaded::of(name, program)
 }

@@ -23,7 +23,7 @@ mod verified;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -32,7 +32,10 @@ use agent_common::{
     Counters, FlowKey, NodeEntry, NodeKey, Traffic, UnderlayEntry, UnderlayKey, event::FlowStats,
     policy::Subject,
 };
-use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
+use aya::{
+    programs::{self as kernel_programs, SchedClassifier, TcAttachType},
+    sys::{Stats, SyscallError, enable_stats},
+};
 
 pub use capacity::Capacities;
 pub use events::EventReader;
@@ -50,8 +53,8 @@ pub use settings::Settings;
 
 use crate::{
     health::Reporter,
-    metrics::MapMetrics,
-    plug::filter::{FROM_TUNNEL, FROM_UPLINK, Filters, LinkFilter, LinkFilters, TO_LINK, TO_TUNNEL},
+    metrics::{MapMetrics, ProgramInfo},
+    plug::filter::{Filters, LinkFilters},
     registry::Attachment,
 };
 use counted_flows::CountedFlows;
@@ -59,21 +62,17 @@ use ferrule_policy::{EndpointId, Op, Rows, Table};
 use ferrule_vif::Addresses;
 use handover::Predecessors;
 use layout::Layouts;
-use loading::{Loaded, Ready};
+use loading::Ready;
 use maps::{Maps, PolicyMaps, Subjects, runs};
 use pins::{PinLock, Pins};
+use programs::Programs;
 use sampling::Sampling;
 use verified::Verified;
 
 /// The loaded programs and their maps.
 pub struct Dataplane {
     kernel: Kernel,
-    from_pod: Loaded,
-    to_pod: Loaded,
-    from_tunnel: Loaded,
-    from_uplink: Loaded,
-    to_tunnel: Loaded,
-    to_link: Loaded,
+    programs: Programs,
     writer: Mutex<Maps>,
     /// The same maps, opened once more, so that a walk does not block writers.
     reader: Maps,
@@ -127,7 +126,7 @@ impl Dataplane {
         let predecessors = Predecessors::prepare(&pins, Layouts::of_object(object)?, &settings.capacities)?;
         let verified = Verified::of(&pins, object, settings);
         let taken = verified.as_ref().and_then(Verified::take);
-        let Ready { programs, sampling, flows } = match taken {
+        let Ready { programs, set_subject, sampling, flows } = match taken {
             Some(taken) => taken,
             None => loading::load(object, settings, &pins, |ebpf| {
                 if let Some(verified) = &verified {
@@ -135,7 +134,6 @@ impl Dataplane {
                 }
             })?,
         };
-        let [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link, set_subject] = programs;
         let sampling = Mutex::new(Sampling::take(sampling, settings.flows)?);
         let counted_flows = Mutex::new(CountedFlows::take(flows)?);
         let subjects = Arc::new(Subjects::open(&pins, set_subject.fd)?);
@@ -146,22 +144,7 @@ impl Dataplane {
         predecessors.copy_rows(&mut writer, &mut policy, &subjects);
         let (reader, pinned) = (open()?, Pins::open(&pins, lock)?);
         let (writer, policy) = (Mutex::new(writer), Mutex::new(policy));
-        Ok(Self {
-            kernel,
-            from_pod,
-            to_pod,
-            from_tunnel,
-            from_uplink,
-            to_tunnel,
-            to_link,
-            writer,
-            reader,
-            policy,
-            sampling,
-            counted_flows,
-            pinned,
-            predecessors,
-        })
+        Ok(Self { kernel, programs, writer, reader, policy, sampling, counted_flows, pinned, predecessors })
     }
 
     /// Copies counters and flows from replaced maps. Call when the maps hold all attachments and the filters
@@ -217,17 +200,20 @@ impl Dataplane {
 
     /// The programs to attach to a pod's host interface.
     pub fn filters(&self) -> Filters<'_> {
-        Filters { from_pod: self.from_pod.fd.as_fd(), to_pod: self.to_pod.fd.as_fd() }
+        let Programs { from_pod, to_pod, .. } = &self.programs;
+        Filters { from_pod: from_pod.fd.as_fd(), to_pod: to_pod.fd.as_fd() }
     }
 
     /// The filters of the tunnel device.
     pub fn tunnel_filters(&self) -> LinkFilters<'_> {
-        LinkFilters { ingress: self.from_tunnel.named(FROM_TUNNEL), egress: self.to_tunnel.named(TO_TUNNEL) }
+        let Programs { from_tunnel, to_tunnel, .. } = &self.programs;
+        LinkFilters { ingress: from_tunnel.as_filter(), egress: to_tunnel.as_filter() }
     }
 
     /// The filters of an uplink.
     pub fn uplink_filters(&self) -> LinkFilters<'_> {
-        LinkFilters { ingress: self.from_uplink.named(FROM_UPLINK), egress: self.to_link.named(TO_LINK) }
+        let Programs { from_uplink, to_link, .. } = &self.programs;
+        LinkFilters { ingress: from_uplink.as_filter(), egress: to_link.as_filter() }
     }
 
     /// The rows of `NODES`.
@@ -290,12 +276,25 @@ impl Dataplane {
 
     /// The kernel's IDs of the programs: `from_pod`, `to_pod`.
     pub fn program_ids(&self) -> [u32; 2] {
-        [self.from_pod.id, self.to_pod.id]
+        [self.programs.from_pod.id, self.programs.to_pod.id]
     }
 
     /// The kernel's digests of the same programs, as `bpftool prog` prints them.
     pub fn program_tags(&self) -> [String; 2] {
-        [&self.from_pod, &self.to_pod].map(|it| format!("{:016x}", it.tag))
+        [&self.programs.from_pod, &self.programs.to_pod].map(|it| format!("{:016x}", it.tag))
+    }
+
+    /// The programs of the filters, without those that the kernel does not tell about.
+    pub fn programs(&self) -> Vec<ProgramInfo> {
+        self.programs.info()
+    }
+
+    /// Lets the kernel count the runs of all programs, and their time, while the result is open (Linux 5.8).
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn count_runs(&self) -> Result<OwnedFd, SyscallError> {
+        enable_stats(Stats::RunTime)
     }
 
     /// The directory of the pins.
@@ -403,7 +402,7 @@ impl Dataplane {
     pub fn tcx(&self, ifname: &str) -> [Vec<u32>; 2] {
         [TcAttachType::Ingress, TcAttachType::Egress].map(|hook| {
             let programs = SchedClassifier::query_tcx(ifname, hook).map(|(_, programs)| programs);
-            programs.unwrap_or_default().iter().map(ProgramInfo::id).collect()
+            programs.unwrap_or_default().iter().map(kernel_programs::ProgramInfo::id).collect()
         })
     }
 
@@ -495,13 +494,5 @@ impl Dataplane {
     /// Held for single map operations. Only the allocation of counters can wait, for at most 50 ms.
     fn writer(&self) -> MutexGuard<'_, Maps> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-// === impl Loaded ===
-
-impl Loaded {
-    fn named(&self, name: &'static str) -> LinkFilter<'_> {
-        LinkFilter { name, program: self.fd.as_fd(), id: self.id }
     }
 }

@@ -1,55 +1,102 @@
-//! What the kernel tells of the programs: their size, and their runs while it counts them.
+//! The programs in the kernel, and what the kernel tells of them: their size, and their runs while it counts
+//! those.
 
 use std::{
     fs, io,
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _},
 };
 
-use aya::sys::{Stats, SyscallError, enable_stats};
+use aya::programs::{ProgramError, ProgramFd, SchedClassifier};
 
-use super::{Dataplane, bpf, loading::Loaded};
+use super::bpf;
 use crate::{
     metrics::ProgramInfo,
-    plug::filter::{FROM_TUNNEL, FROM_UPLINK, TO_LINK, TO_TUNNEL},
+    plug::filter::{FROM_TUNNEL, FROM_UPLINK, LinkFilter, TO_LINK, TO_TUNNEL},
 };
 
-// === impl Dataplane ===
+/// A program in the kernel.
+pub(super) struct Loaded {
+    pub(super) name: &'static str,
+    pub(super) fd: ProgramFd,
+    pub(super) id: u32,
+    /// The kernel's digest of the instructions.
+    pub(super) tag: u64,
+}
 
-impl Dataplane {
-    /// The programs, without those that the kernel does not tell about.
-    pub fn programs(&self) -> Vec<ProgramInfo> {
-        let all = [
-            ("from_pod", &self.from_pod),
-            ("to_pod", &self.to_pod),
-            (FROM_TUNNEL, &self.from_tunnel),
-            (FROM_UPLINK, &self.from_uplink),
-            (TO_TUNNEL, &self.to_tunnel),
-            (TO_LINK, &self.to_link),
-        ];
-        let read = |(name, program): (&'static str, &Loaded)| {
-            let read = program.info(name);
-            read.inspect_err(|error| tracing::warn!(name, %error, "cannot read about an eBPF program")).ok()
-        };
-        all.into_iter().filter_map(read).collect()
-    }
+/// The programs of the filters.
+pub(super) struct Programs {
+    pub(super) from_pod: Loaded,
+    pub(super) to_pod: Loaded,
+    pub(super) from_tunnel: Loaded,
+    pub(super) from_uplink: Loaded,
+    pub(super) to_tunnel: Loaded,
+    pub(super) to_link: Loaded,
+}
 
-    /// Lets the kernel count the runs of all programs, and their time, while the result is open (Linux 5.8).
+pub(super) const FROM_POD: &str = "from_pod";
+const TO_POD: &str = "to_pod";
+/// The program without a filter, which the agent runs.
+pub(super) const SET_SUBJECT: &str = "set_subject";
+/// All programs of the object.
+pub(super) const NAMES: [&str; 7] =
+    [FROM_POD, TO_POD, FROM_TUNNEL, FROM_UPLINK, TO_TUNNEL, TO_LINK, SET_SUBJECT];
+
+// === impl Programs ===
+
+impl Programs {
+    /// Takes each program.
     ///
     /// # Errors
-    /// If the kernel refuses.
-    pub fn count_runs(&self) -> Result<OwnedFd, SyscallError> {
-        enable_stats(Stats::RunTime)
+    /// The first error.
+    pub(super) fn each<E>(mut take: impl FnMut(&'static str) -> Result<Loaded, E>) -> Result<Self, E> {
+        Ok(Self {
+            from_pod: take(FROM_POD)?,
+            to_pod: take(TO_POD)?,
+            from_tunnel: take(FROM_TUNNEL)?,
+            from_uplink: take(FROM_UPLINK)?,
+            to_tunnel: take(TO_TUNNEL)?,
+            to_link: take(TO_LINK)?,
+        })
+    }
+
+    /// What the kernel tells, without the programs that it does not tell about.
+    pub(super) fn info(&self) -> Vec<ProgramInfo> {
+        let Self { from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link } = self;
+        let read = |program: &Loaded| {
+            let warn = |error: &io::Error| {
+                tracing::warn!(name = program.name, %error, "cannot read about an eBPF program");
+            };
+            program.info().inspect_err(warn).ok()
+        };
+        [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link]
+            .into_iter()
+            .filter_map(read)
+            .collect()
     }
 }
 
 // === impl Loaded ===
 
 impl Loaded {
-    fn info(&self, name: &'static str) -> io::Result<ProgramInfo> {
+    /// A descriptor of its own.
+    ///
+    /// # Errors
+    /// If the program is not in the kernel, or the kernel tells nothing about it.
+    pub(super) fn of(name: &'static str, program: &SchedClassifier) -> Result<Self, ProgramError> {
+        let info = program.info()?;
+        Ok(Self { name, fd: program.fd()?.try_clone()?, id: info.id(), tag: info.tag() })
+    }
+
+    /// The program as a filter of a link.
+    pub(super) fn as_filter(&self) -> LinkFilter<'_> {
+        LinkFilter { name: self.name, program: self.fd.as_fd(), id: self.id }
+    }
+
+    fn info(&self) -> io::Result<ProgramInfo> {
         let info = bpf::program_info(self.fd.as_fd())?;
         let facts = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_fd().as_raw_fd()))?;
         Ok(ProgramInfo {
-            name,
+            name: self.name,
             id: self.id,
             tag: format!("{:016x}", self.tag),
             instructions: info.verified_insns,

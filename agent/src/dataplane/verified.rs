@@ -24,9 +24,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     counted_flows::FLOW_STATS,
-    loading::{NAMES, Ready, opened},
+    loading::Ready,
     log::LogLevel,
     maps::PINNED,
+    programs::{FROM_POD, Loaded, NAMES, Programs, SET_SUBJECT},
     sampling::FLOW_SAMPLING,
     settings::Settings,
 };
@@ -105,13 +106,13 @@ impl<'a> Verified<'a> {
 
     fn open(&self) -> Result<Ready, VerifiedError> {
         let pinned = |name| SchedClassifier::from_pin(self.pins.join(name));
-        let open = |name| opened(&pinned(name)?);
-        let [from_pod, to_pod, from_tunnel, from_uplink, to_tunnel, to_link, set_subject] = NAMES.map(open);
-        let maps = pinned("from_pod")?.info()?.map_ids()?.unwrap_or_default();
+        let open = |name| Loaded::of(name, &pinned(name)?);
+        let maps = pinned(FROM_POD)?.info()?.map_ids()?.unwrap_or_default();
         Ok(Ready {
             sampling: named(&maps, FLOW_SAMPLING)?,
             flows: named(&maps, FLOW_STATS)?,
-            programs: [from_pod?, to_pod?, from_tunnel?, from_uplink?, to_tunnel?, to_link?, set_subject?],
+            programs: Programs::each(open)?,
+            set_subject: open(SET_SUBJECT)?,
         })
     }
 

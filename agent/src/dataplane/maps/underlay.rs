@@ -45,27 +45,36 @@ impl Underlay {
     }
 
     /// Removes the rows that are not wanted, then replaces those that are wrong, then adds those that are
-    /// missing. A wrong row that cannot be replaced is removed, for packets would go astray, and is one that
-    /// the next comparison finds missing.
+    /// missing: all that can be, whatever fails. A wrong row that cannot be replaced is removed, for packets
+    /// would go astray.
+    ///
+    /// # Errors
+    /// The first failure.
     pub fn set(&mut self, wanted: &BTreeMap<UnderlayKey, UnderlayEntry>) -> Result<(), MapFailure> {
         let actual = self.rows()?;
+        let mut outcome = Ok(());
         for key in actual.keys().filter(|key| !wanted.contains_key(key)) {
-            self.pressure.removed(self.map.remove(key))?;
+            outcome = outcome.and(self.remove(key));
         }
         let differing = wanted.iter().filter(|(key, row)| actual.get(key) != Some(row));
         let (wrong, missing): (Vec<_>, Vec<_>) = differing.partition(|(key, _)| actual.contains_key(key));
         for (key, row) in wrong {
             let replaced = insist(|| self.map.insert(key, row, 0));
             crash::point(Step::MapWritten);
-            if replaced.is_err() {
-                self.pressure.removed(self.map.remove(key))?;
+            if let Err(error) = replaced {
+                let removed = self.remove(key);
+                outcome = outcome.and(removed).and(Err(SPEC.failure("write to")(error)));
             }
         }
         for (key, row) in missing {
             let added = insist(|| self.map.insert(key, row, BPF_NOEXIST));
-            self.pressure
-                .added(added, || self.map.keys().take(self.pressure.walk_limit()).flatten().count())?;
+            let used = || self.map.keys().take(self.pressure.walk_limit()).flatten().count();
+            outcome = outcome.and(self.pressure.added(added, used).map(drop));
         }
-        Ok(())
+        outcome
+    }
+
+    fn remove(&mut self, key: &UnderlayKey) -> Result<(), MapFailure> {
+        self.pressure.removed(self.map.remove(key))
     }
 }
