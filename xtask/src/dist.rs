@@ -4,7 +4,7 @@
 //! ones are tested, measured and shipped.
 
 use std::{
-    fmt, fs,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -18,7 +18,7 @@ use crate::{
     debug, ebpf,
     failure::{Failure, OrFail as _},
     files,
-    progress::Stages,
+    progress::{Stages, beside},
     remap,
     run::{Step, say},
     toolchain::{self, Arch, Part},
@@ -38,10 +38,14 @@ struct Binary {
 /// The package and binary that contains the eBPF programs.
 pub(crate) const AGENT: &str = "ferrule-agent";
 
+/// The profiles in `Cargo.toml`.
+const RELEASE: &str = "release";
+const SHIM: &str = "shim";
+
 const BINARIES: [Binary; 3] = [
-    Binary { package: AGENT, name: AGENT, profile: "release" },
-    Binary { package: "ferrulectl", name: "ferrulectl", profile: "release" },
-    Binary { package: "ferrule-shim", name: "ferrule", profile: "shim" },
+    Binary { package: AGENT, name: AGENT, profile: RELEASE },
+    Binary { package: "ferrulectl", name: "ferrulectl", profile: RELEASE },
+    Binary { package: "ferrule-shim", name: "ferrule", profile: SHIM },
 ];
 
 /// Only an agent with crash points contains this name of a variable (`agent/src/crash.rs`).
@@ -51,6 +55,8 @@ const CRASH_POINTS: &[u8] = b"FERRULE_CRASH_POINTS";
 const PACKED_RELOCATIONS: &str = "-Clink-arg=-Wl,-z,pack-relative-relocs";
 /// The linker of the toolchain, which knows all targets; called by rustc itself, without a C compiler.
 const CROSS_LINKER: [&str; 3] = ["-Clinker=rust-lld", "-Clink-arg=-z", "-Clink-arg=pack-relative-relocs"];
+/// The eBPF programs, the binaries, and their collection.
+const STAGES: usize = 3;
 /// Names `target/dist` to the tests, the demo and the benchmarks.
 const DIST_VARIABLE: &str = "FERRULE_DIST";
 /// Names the eBPF object to them.
@@ -70,7 +76,7 @@ pub(crate) fn prepare(ws: &Workspace) -> Result<()> {
 /// # Errors
 /// If a binary does not build, or is not static.
 pub(crate) fn build(ws: &Workspace) -> Result<()> {
-    let mut stages = Stages::of(2 + BINARIES.len());
+    let mut stages = Stages::of(STAGES);
     stages.run("building the eBPF programs", || {
         prepare(ws)?;
         ebpf::build(ws)
@@ -79,24 +85,8 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
     // RUSTFLAGS, and allows spaces in paths.
     let mut flags = remap::flags(ws, ws.target())?;
     flags.push(PACKED_RELOCATIONS.to_owned());
-    let flags = flags.join("\u{1f}");
-    let target = toolchain::musl_target();
-    for binary in BINARIES {
-        let doing = format!("building {binary}");
-        let step = ws
-            .cargo_host("build", &doing, "repair what the compiler names")
-            .args(["--package", binary.package, "--bin", binary.name])
-            .args(["--profile", binary.profile, "--target", &target])
-            .env("CARGO_ENCODED_RUSTFLAGS", &flags)
-            // Overrides CC, which may be set for another C library.
-            .env(&format!("CC_{}", target.replace('-', "_")), "musl-gcc")
-            // mimalloc embeds the time of compilation, which would make builds differ.
-            .env("SOURCE_DATE_EPOCH", "0");
-        stages.run(&doing, || step.run())?;
-    }
-    stages.run("collecting the binaries", || {
-        BINARIES.into_iter().try_for_each(|binary| binary.ship(ws, &target, &ws.dist()))
-    })
+    // Overrides CC, which may be set for another C library.
+    compile(ws, &mut stages, &toolchain::musl_target(), &ws.dist(), &flags, &[("CC", "musl-gcc".to_owned())])
 }
 
 /// Where [`build_for`] puts binaries.
@@ -115,26 +105,44 @@ pub(crate) fn build_for(ws: &Workspace, arch: Arch) -> Result<()> {
     }
     tools::need(tools::cross(arch))?;
     toolchain::need(ws, &[Part::MuslOf(arch)])?;
-    let mut stages = Stages::of(2 + BINARIES.len());
+    let mut stages = Stages::of(STAGES);
     stages.run("building the eBPF programs", || ebpf::build(ws))?;
     let mut flags = remap::flags(ws, ws.target())?;
     flags.extend(CROSS_LINKER.map(ToOwned::to_owned));
+    let tool = |name| format!("{}-linux-gnu-{name}", arch.rust());
+    let of_target = [("CC", tool("gcc")), ("AR", tool("ar"))];
+    compile(ws, &mut stages, &arch.target(), &folder(ws, arch), &flags, &of_target)
+}
+
+/// Compiles the binaries for a target, and collects them in a folder. Linking occupies one core for minutes:
+/// cargo compiles what the agent and ferrulectl share once, and links both at once; the shim's profile has a
+/// directory of its own, and so a lock of its own.
+fn compile(
+    ws: &Workspace,
+    stages: &mut Stages,
+    target: &str,
+    folder: &Path,
+    flags: &[String],
+    tools: &[(&str, String)],
+) -> Result<()> {
     let flags = flags.join("\u{1f}");
-    let target = arch.target();
-    for binary in BINARIES {
-        let doing = format!("building {binary} for {}", arch.oci());
+    let build = |profile: &str| {
+        let binaries = || BINARIES.iter().filter(|it| it.profile == profile);
+        let names: Vec<_> = binaries().map(|it| it.name).collect();
+        let doing = format!("building {} (profile {profile}, {target})", names.join(" and "));
         let step = ws
-            .cargo_host("build", &doing, "repair what the compiler names")
-            .args(["--package", binary.package, "--bin", binary.name])
-            .args(["--profile", binary.profile, "--target", &target])
+            .cargo_host("build", doing, "repair what the compiler names")
+            .args(binaries().flat_map(|it| ["--package", it.package, "--bin", it.name]))
+            .args(["--profile", profile, "--target", target])
             .env("CARGO_ENCODED_RUSTFLAGS", &flags)
-            .env(&format!("CC_{}", target.replace('-', "_")), format!("{}-linux-gnu-gcc", arch.rust()))
-            .env(&format!("AR_{}", target.replace('-', "_")), format!("{}-linux-gnu-ar", arch.rust()))
+            // mimalloc embeds the time of compilation, which would make builds differ.
             .env("SOURCE_DATE_EPOCH", "0");
-        stages.run(&doing, || step.run())?;
-    }
+        let of_target = |name: &str| format!("{name}_{}", target.replace('-', "_"));
+        tools.iter().fold(step, |step, (name, tool)| step.env(&of_target(name), tool)).run()
+    };
+    stages.run("building the binaries", || beside("building the shim", || build(SHIM), || build(RELEASE)))?;
     stages.run("collecting the binaries", || {
-        BINARIES.into_iter().try_for_each(|binary| binary.ship(ws, &target, &folder(ws, arch)))
+        BINARIES.into_iter().try_for_each(|binary| binary.ship(ws, target, folder))
     })
 }
 
@@ -198,13 +206,6 @@ impl Binary {
             fs::metadata(&to).or_fail(format!("reading the size of {}", to.display()), "build again")?.len();
         say(format!("{}: {size} bytes, static", ws.show(&to)));
         Ok(())
-    }
-}
-
-impl fmt::Display for Binary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { package, name, profile } = self;
-        write!(f, "{name} (package {package}, profile {profile}, static)")
     }
 }
 

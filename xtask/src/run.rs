@@ -85,6 +85,25 @@ impl Step {
         self
     }
 
+    /// Leaves the processors to steps beside it.
+    #[must_use]
+    pub(crate) fn nice(mut self) -> Self {
+        let mut command = Command::new("nice");
+        command.arg("-n10").arg(self.command.get_program()).args(self.command.get_args());
+        for (name, value) in self.command.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        if let Some(dir) = self.command.get_current_dir() {
+            command.current_dir(dir);
+        }
+        command.stdin(Stdio::null());
+        self.command = command;
+        self
+    }
+
     /// Runs the step and shows its output.
     ///
     /// # Errors

@@ -30,7 +30,8 @@ pub(crate) fn test(ws: &Workspace, previous: Option<Option<&str>>) -> Result<()>
     })?;
     stages.run("checking what need not run", || lint::lint(ws))?;
     stages.run("checking the chart", || helm::check(ws))?;
-    // Optimising a whole binary takes minutes of one core; all other builds and the unit tests fit beside it.
+    // Optimising a whole binary takes minutes of one core. If that begins early, all the other builds and the
+    // unit tests fit beside it.
     stages.run("running the unit tests, and building what the other tests need", || {
         beside("building the release binaries", || dist::build(ws), || units(ws))
     })?;
@@ -44,10 +45,11 @@ pub(crate) fn test(ws: &Workspace, previous: Option<Option<&str>>) -> Result<()>
 fn units(ws: &Workspace) -> Result<()> {
     let remedy = "see which test failed, above";
     let tests = |doing: &str| debug::test(ws, doing, remedy).args(["--no-fail-fast", "--lib", "--bins"]);
+    tests("building the unit tests").arg("--no-run").nice().run()?;
     second_try::run("running the unit tests", tests, &[])?;
     debug::test(ws, "running the examples in documentation", remedy).arg("--doc").run()?;
     dist::build_crashing(ws)?;
-    system_tests(ws, "building the system tests").arg("--no-run").run()
+    system_tests(ws, "building the system tests").arg("--no-run").nice().run()
 }
 
 fn system(ws: &Workspace, has_previous: bool) -> Result<()> {
