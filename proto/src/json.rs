@@ -130,6 +130,7 @@ impl pod_verdict::Kind {
             Self::Carried => "carried",
             Self::Impaired => "impaired",
             Self::NotCarried => "not carried",
+            Self::NodeNetwork => "on its node's network",
         }
     }
 }

@@ -71,6 +71,12 @@ pub struct PodSpec {
 pub struct PodStatus {
     #[serde(default, deserialize_with = "null", skip_serializing_if = "String::is_empty")]
     pub phase: String,
+    /// Why the pod has failed: `NodePorts`, `Evicted`. Empty for pods that run.
+    #[serde(default, deserialize_with = "null", skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The same for people.
+    #[serde(default, deserialize_with = "null", skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 /// Kuryr's VIFs for the pod of the same name.

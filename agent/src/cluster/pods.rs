@@ -199,9 +199,14 @@ impl Pods {
         inner.pods.get(&key(pod_ref)).filter(|pod| is_same(pod_ref, pod)).map(|pod| pod.metadata.uid.clone())
     }
 
+    /// Any pod with the name of this one, as the API server lists it.
+    pub fn listed(&self, pod_ref: &PodRef) -> Option<Arc<Pod>> {
+        self.inner().pods.get(&key(pod_ref)).cloned()
+    }
+
     /// The UID of any pod with the name of this one.
     pub fn uid_at(&self, pod_ref: &PodRef) -> Option<String> {
-        self.inner().pods.get(&key(pod_ref)).map(|pod| pod.metadata.uid.clone())
+        self.listed(pod_ref).map(|pod| pod.metadata.uid.clone())
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -505,8 +510,9 @@ mod tests {
         assert!(matches!(pods.get(&named("web", "")), Lookup::Present(_)));
         assert_eq!(pods.api_uid(&named("web", "")).as_deref(), Some("u1"));
         assert_eq!(pods.api_uid(&named("web", "u2")), None);
-        assert_eq!(pods.uid_at(&named("web", "u2")).as_deref(), Some("u1"), "of any pod with the name");
-        assert_eq!(pods.uid_at(&named("db", "u1")), None);
+        let listed = |name| pods.listed(&named(name, "u2")).map(|pod| pod.metadata.uid.clone());
+        assert_eq!(listed("web").as_deref(), Some("u1"), "of any pod with the name");
+        assert_eq!(listed("db"), None);
     }
 
     #[test]

@@ -82,11 +82,11 @@ impl HostPorts {
     }
 
     /// Takes over the ports of attachments, at start: the table has these afterwards. A port of two
-    /// attachments stays with the first. Blocks.
+    /// attachments stays with the first. The ports that lead to `left` interfaces, which have no record, stay
+    /// with them. Blocks.
     ///
     /// # Errors
     /// If the kernel refuses; the earlier table stays, and healing retries.
-    /// The ports that lead to `left` interfaces, which have no record, stay with them.
     pub fn take_over(&self, attachments: &[Attachment], left: &[LeftAddresses]) -> Result<(), NetlinkError> {
         let mut taken = self.taken();
         for it in attachments {
@@ -207,6 +207,21 @@ impl HostPorts {
         drop(taken);
         report(key, conntrack::forget_after(&removed));
         Ok(())
+    }
+
+    /// The ports that an attachment should have and does not have since the agent's start, each with the
+    /// reason.
+    pub fn lost(&self, attachment: &Attachment) -> Vec<String> {
+        let mappings = mappings(attachment).unwrap_or_default();
+        let taken = self.taken();
+        let why = |it: &Mapping| match (self.check(it.from), taken.0.get(&it.from)) {
+            (Err(own), _) => Some(own.to_string()),
+            (Ok(()), Some((by, _))) if *by != attachment.key => {
+                Some(PortError::Taken { port: it.from, by: by.to_string() }.to_string())
+            }
+            (Ok(()), _) => None,
+        };
+        mappings.iter().filter_map(why).collect()
     }
 
     /// What differs in the kernel; `None` also if the kernel does not tell. No ADD waits for the dump, and
@@ -369,5 +384,9 @@ mod tests {
         attachment.wishes.host_ports = vec![port(Transport::Udp, 4789)];
         let refused = ports.add(&attachment);
         assert!(matches!(refused, Err(PortError::Own { .. })), "{refused:?}");
+        // An attachment of an agent that did not listen there.
+        assert!(ports.lost(&attachment).join("; ").contains("is the agent's own, for a test"));
+        attachment.wishes.host_ports = vec![port(Transport::Udp, 4790)];
+        assert_eq!(ports.lost(&attachment), [""; 0]);
     }
 }

@@ -30,7 +30,7 @@ pub(crate) async fn run(pod: &PodArg, socket: &Path, output: Output) -> anyhow::
 
 fn exit_code(explained: &ExplainPodResponse) -> u8 {
     match explained.verdict.as_ref().map(|it| it.kind()) {
-        Some(Kind::Carried) => 0,
+        Some(Kind::Carried | Kind::NodeNetwork) => 0,
         _ => NOT_CARRIED,
     }
 }

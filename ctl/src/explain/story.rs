@@ -36,7 +36,8 @@ fn verdict(told: &ExplainPodResponse) -> String {
     };
     let painted = match kind {
         Kind::NotCarried => paint::bad(kind.name()),
-        Kind::Carried | Kind::Impaired | Kind::Unspecified => paint::warn(kind.name()),
+        Kind::Carried | Kind::NodeNetwork => paint::good(kind.name()),
+        Kind::Impaired | Kind::Unspecified => paint::warn(kind.name()),
     };
     let mut text = format!("{name}: {painted}: {}\n  to do: {}", plain(first), plain(first_todo));
     for (cause, todo) in causes {

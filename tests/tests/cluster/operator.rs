@@ -3,7 +3,12 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use ferrule_tests::{cluster::with_cluster, sys::wait_until};
+use ferrule_tests::{
+    apiserver::{Resource, objects},
+    cluster::{NODE, with_cluster},
+    sys::wait_until,
+};
+use serde_json::{Value, json};
 
 #[test]
 fn readiness_does_not_depend_on_the_api_server() {
@@ -18,6 +23,36 @@ fn readiness_does_not_depend_on_the_api_server() {
         })?;
         ensure!(node.http("/readyz")?.0 == 200 && node.http("/healthz")?.0 == 200);
         node.runtime()?.status()?.into_result().map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn pods_that_no_add_comes_for_are_explained_by_what_the_api_server_lists() {
+    with_cluster(&[], |node, cluster| {
+        let create = |name: &str, fields: Value| {
+            let pod = objects::merged(objects::pod("default", name, NODE), &fields);
+            cluster.api.create(Resource::Pods, pod)
+        };
+        let (reason, message) = ("NodePorts", "Predicate NodePorts failed");
+        create("refused", json!({ "status": { "phase": "Failed", "reason": reason, "message": message } }))?;
+        create("ended", json!({ "status": { "phase": "Succeeded" } }))?;
+        create("of-node", json!({ "spec": { "hostNetwork": true } }))?;
+        for (pod, expected) in [
+            (
+                "refused",
+                "refused: not carried: the pod has ended (Failed): NodePorts: Predicate NodePorts failed",
+            ),
+            ("ended", "ended: not carried: the pod has ended (Succeeded)"),
+            ("of-node", "of-node: on its node's network: hostNetwork"),
+        ] {
+            wait_until("the pod is explained", Duration::from_secs(10), || {
+                let explained = node.ctl(&["explain", pod]).unwrap_or_else(|error| format!("{error:#}"));
+                ensure!(explained.contains(expected), "{explained}");
+                Ok(true)
+            })?;
+        }
+        node.ctl(&["explain", "of-node"]).map(drop)
     })
     .unwrap();
 }

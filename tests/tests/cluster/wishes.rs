@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     apiserver::Resource,
     chain::Chain,
@@ -71,6 +71,25 @@ fn an_annotation_of_bandwidth_that_has_no_effect_causes_an_event() {
         cluster.annotate(&limited, INGRESS, "20M")?;
         wait_for(cluster, &limited, "CNIBandwidthIgnored", "was started with 10000000 bit/s")?;
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_port_that_an_agent_takes_over_for_itself_is_explained_at_the_pod_that_had_it() {
+    with_cluster(&[], |node, cluster| {
+        let mut pod = cluster.pod(node, "resolver", &[])?;
+        let mapping = json!([{ "hostPort": 8472, "containerPort": 53, "protocol": "udp" }]);
+        let mut chain = chain("portMappings", mapping);
+        pod.attached(&chain.add(&pod)?)?;
+        node.ctl(&["explain", "resolver"])?;
+        node.kill_agent()?;
+        node.start_again_with(&["--tunnel-port", "8472"])?;
+        let explained = format!("{:#}", node.ctl(&["explain", "resolver"]).err().context("it has the port")?);
+        let cause =
+            "impaired: the node's port UDP 0.0.0.0:8472 is the agent's own, for the tunnel between nodes";
+        ensure!(explained.contains(cause), "{explained}");
+        chain.del(&pod)
     })
     .unwrap();
 }

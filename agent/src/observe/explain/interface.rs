@@ -48,6 +48,7 @@ pub(super) fn explain(
         generation: it.generation(),
         netns_exists: about.netns_exists,
         outside_ranges,
+        lost_ports: inspector.ports.lost(it),
         host_end: host_end(it, &about, &inspector.dataplane),
         pod_end,
         no_pod_end_because,

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use ferrule_proto::agent::{AddInFlight, ExplainPodRequest, FailedAdd};
+use ferrule_proto::agent::{AddInFlight, ExplainPodRequest, FailedAdd, ListedPod};
 use tonic::Status;
 
 use crate::{
     attach::{Failure, InFlightAdd, Journal},
-    cluster::PodRef,
+    cluster::{Pod, PodRef},
     registry::{Attachment, Key, Registry},
 };
 
@@ -23,6 +23,8 @@ pub(super) struct Known {
 
 /// Least characters of a container's ID.
 const MIN_ID: usize = 6;
+/// Characters of a message that the kubelet wrote.
+const MAX_MESSAGE: usize = 512;
 
 // === impl Known ===
 
@@ -98,6 +100,15 @@ pub(super) fn show_in_flight(it: &InFlightAdd, policies: impl Fn(&PodRef) -> Str
         phase: phase.to_owned(),
         missing,
         phase_since_ms,
+    }
+}
+
+pub(super) fn show_listed(Pod { spec, status, .. }: &Pod) -> ListedPod {
+    ListedPod {
+        host_network: spec.host_network,
+        phase: status.phase.clone(),
+        reason: status.reason.clone(),
+        message: status.message.chars().take(MAX_MESSAGE).collect(),
     }
 }
 

@@ -70,10 +70,12 @@ impl Explainer {
         let asked = ExplainPoliciesRequest { namespace: pod.namespace.clone(), name: pod.name.clone() };
         let lacks = |pod: &PodRef| inspector.enforcer.missing(pod);
         let troubles = status::components(&self.health, |it| it.state != State::Healthy);
+        let listed = self.pods.as_ref().map(|pods| pods.listed(&pod));
         let mut told = ExplainPodResponse {
             verdict: None,
             uid: pod.uid.clone(),
-            listed: self.pods.as_ref().map(|pods| pods.uid_at(&pod).is_some()),
+            listed: listed.as_ref().map(Option::is_some),
+            pod: listed.flatten().map(|it| known::show_listed(&it)),
             interfaces,
             adds_in_flight: in_flight.iter().map(|it| known::show_in_flight(it, lacks)).collect(),
             failed_adds: failures.into_iter().map(known::show_failure).collect(),
@@ -94,8 +96,8 @@ impl Explainer {
     /// A pod of which the agent knows no more than that the API server lists it.
     fn only_listed(&self, request: &ExplainPodRequest) -> Option<Known> {
         let pod = known::pod_of(request);
-        let uid = self.pods.as_ref()?.uid_at(&pod)?;
-        Some(Known::listed(pod, uid))
+        let listed = self.pods.as_ref()?.listed(&pod)?;
+        Some(Known::listed(pod, listed.metadata.uid.clone()))
     }
 }
 

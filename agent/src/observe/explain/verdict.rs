@@ -1,7 +1,7 @@
 //! Whether a pod's packets are carried, why not, and what to do. Pure.
 
 use ferrule_proto::agent::{
-    Deviation, DroppedPacket, ExplainPodResponse, ExplainedInterface, ForwardDrop, PodVerdict,
+    Deviation, DroppedPacket, ExplainPodResponse, ExplainedInterface, ForwardDrop, ListedPod, PodVerdict,
     attachment::State, pod_verdict::Kind, policy_state,
 };
 
@@ -39,6 +39,16 @@ const FATAL: [&str; 8] = [
 /// `now_ms`: since the Unix epoch.
 pub(super) fn judge(told: &ExplainPodResponse, now_ms: u64) -> PodVerdict {
     let mut causes = Causes::default();
+    if told.pod.as_ref().is_some_and(|it| it.host_network) {
+        let what = "hostNetwork: the pod has its node's addresses and no interface of its own, and no NetworkPolicy \
+                    judges it";
+        let todo = "see the node's own network, for instance by `kubectl debug node/NAME`";
+        return PodVerdict {
+            kind: Kind::NodeNetwork.into(),
+            because: vec![what.to_owned()],
+            todo: vec![todo.to_owned()],
+        };
+    }
     match told.interfaces.first() {
         None => causes.add_without_attachment(told, now_ms),
         Some(newest) => {
@@ -101,9 +111,12 @@ impl Causes {
             let todo = "remove the cause that the message names; the kubelet tries again".to_owned();
             return self.fatal.push((what, todo));
         }
+        if let Some(ended) = told.pod.as_ref().filter(|it| matches!(&*it.phase, "Succeeded" | "Failed")) {
+            return self.fatal.push(end(ended));
+        }
         let what = "the API server lists the pod for this node, and no ADD has come since the agent's start";
-        let todo = "see `kubectl describe pod`: the kubelet has not started a sandbox, the pod uses its node's \
-                    network, or the runtime uses another CNI configuration than 05-ferrule.conflist";
+        let todo = "see `kubectl describe pod`: the kubelet has not started a sandbox, or the runtime uses another \
+                    CNI configuration than 05-ferrule.conflist";
         self.fatal.push((what.to_owned(), todo.to_owned()));
     }
 
@@ -137,6 +150,10 @@ impl Causes {
                 it.outside_ranges
             );
             self.partial.push((what, "delete the pod, so that it gets another address".to_owned()));
+        }
+        for lost in &it.lost_ports {
+            let todo = "choose another port, for the pod or for the agent, and delete the pod";
+            self.partial.push((lost.clone(), todo.to_owned()));
         }
         let has_subject = it.rows.iter().all(|it| it.map != SUBJECT || !it.value.is_empty());
         if !has_subject {
@@ -228,6 +245,20 @@ impl Causes {
         let (because, todo) = self.fatal.into_iter().chain(self.partial).unzip();
         PodVerdict { kind: kind.into(), because, todo }
     }
+}
+
+/// A pod whose containers have ended, or never began.
+fn end(ListedPod { phase, reason, message, .. }: &ListedPod) -> (String, String) {
+    let because = [reason, message].into_iter().filter(|it| !it.is_empty()).map(|it| format!(": {it}"));
+    let what = format!("the pod has ended ({phase}){}", because.collect::<String>());
+    let todo = match reason.as_str() {
+        "NodePorts" => {
+            "free the port: another pod of the node has the hostPort (`kubectl get pods -A -o wide`), or listens \
+             there on its node's network; then create the pod again"
+        }
+        _ => "see `kubectl describe pod`; an ended pod has no network",
+    };
+    (what, todo.to_owned())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use agent_common::{
     VifEntry, VifKey,
-    policy::{View, ViewKey},
+    policy::{Subject, View, ViewKey},
 };
 use anyhow::{Context as _, ensure};
 use ferrule_tests::packet::{ICMP, Ipv4, TCP, UDP, data, icmp_error, udp};
@@ -237,6 +237,22 @@ fn an_allowed_request_lets_only_others_like_it_pass() {
             ("an answer", Sends(B, answer(40001)), true),
             ("an answer without a request", Sends(B, answer(40003)), false),
         ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_request_like_an_allowed_one_asks_no_rules() {
+    with_policies(only_a_calls_b(), |node| {
+        node.check(&[("a request", Sends(A, request((40000, 80))), true)])?;
+        // Rules that allow nothing, without the new epoch that they have from an agent.
+        node.change(B, |subject| subject.ingress = Subject::LAST_RULESET)?;
+        node.check(&[
+            ("another one like it", Sends(A, request((40001, 80))), true),
+            ("to another port", Sends(A, request((40002, 81))), false),
+        ])?;
+        node.change(B, |subject| subject.epoch += 1)?;
+        node.check(&[("with the epoch of other rules", Sends(A, request((40003, 80))), false)])
     })
     .unwrap();
 }

@@ -1,7 +1,7 @@
 //! Which facts make which verdict.
 
 use ferrule_proto::agent::{
-    AddInFlight, Attachment, Component, FailedAdd, HostEnd, MapRow, PodEnd, PolicyState, component,
+    AddInFlight, Attachment, Component, FailedAdd, HostEnd, ListedPod, MapRow, PodEnd, PolicyState, component,
 };
 
 use super::*;
@@ -82,6 +82,37 @@ fn a_pod_without_an_attachment_is_explained_by_its_adds() {
         judged(&told).1.contains("runs since 12 s, and waits for the pod's VIF"),
         "the newest comes first"
     );
+}
+
+#[test]
+fn a_pod_that_the_kubelet_refused_or_that_has_ended_has_no_network_by_that() {
+    let ended = |phase: &str, reason: &str, message: &str| {
+        let (phase, reason, message) = (phase.to_owned(), reason.to_owned(), message.to_owned());
+        let pod = ListedPod { phase, reason, message, ..ListedPod::default() };
+        judged(&ExplainPodResponse { pod: Some(pod), ..Default::default() })
+    };
+    let (kind, because, todo) = ended("Failed", "NodePorts", "Predicate NodePorts failed");
+    let expected = "the pod has ended (Failed): NodePorts: Predicate NodePorts failed";
+    assert_eq!((kind, because.as_str()), (Kind::NotCarried, expected));
+    assert!(todo.starts_with("free the port"), "{todo}");
+    assert_eq!(ended("Succeeded", "", "").1, "the pod has ended (Succeeded)");
+    assert!(ended("Running", "", "").1.contains("no ADD has come"), "not ended");
+}
+
+#[test]
+fn a_pod_on_its_nodes_network_is_no_matter_of_the_agent() {
+    let pod = ListedPod { host_network: true, phase: "Running".to_owned(), ..ListedPod::default() };
+    let (kind, because, _) = judged(&ExplainPodResponse { pod: Some(pod), ..Default::default() });
+    assert!(kind == Kind::NodeNetwork && because.starts_with("hostNetwork"), "{kind:?} {because}");
+}
+
+#[test]
+fn a_pod_that_lost_a_port_of_the_node_is_impaired() {
+    let mut told = told();
+    told.interfaces[0].lost_ports = vec!["the node's port TCP 0.0.0.0:9469 is the agent's own".to_owned()];
+    let (kind, because, todo) = judged(&told);
+    assert_eq!((kind, because), (Kind::Impaired, told.interfaces[0].lost_ports[0].clone()));
+    assert!(todo.starts_with("choose another port"), "{todo}");
 }
 
 #[test]
