@@ -115,7 +115,10 @@ impl<K: Ord + Clone> Set<K> {
 
     /// Whether the key is new.
     pub(crate) fn insert(&mut self, key: K) -> bool {
-        !self.contains(&key) && self.0.insert(key, ()).is_none()
+        let btree_map::Entry::Vacant(place) = self.0.entries.entry(key) else { return false };
+        self.0.undo.push((place.key().clone(), None));
+        place.insert(());
+        true
     }
 
     /// Whether the key was there.

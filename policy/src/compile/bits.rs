@@ -93,7 +93,8 @@ impl Bit {
     fn join(&mut self, mut other: Self) {
         self.any |= other.any;
         self.any_pod |= other.any_pod;
-        self.predicates.append(&mut other.predicates);
+        // `append` would build the whole set again for each rule.
+        self.predicates.extend(other.predicates);
         self.rules.append(&mut other.rules);
         if self.ports != other.ports {
             self.ports.append(other.ports);
