@@ -13,6 +13,7 @@ pub struct NodeMetrics {
     refused: Gauge,
     passes: Counter,
     messages: Counter,
+    repairs: Counter,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -39,6 +40,11 @@ impl NodeMetrics {
         self.messages.inc_by(messages);
     }
 
+    /// Counts a comparison that has restored what another program had changed.
+    pub fn repaired(&self) {
+        self.repairs.inc();
+    }
+
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("ranges", "Ranges of other nodes, by the way to them", self.ranges.clone());
         registry.register(
@@ -51,6 +57,11 @@ impl NodeMetrics {
             "pass_messages",
             "Messages of the kernel that these comparisons have read",
             self.messages.clone(),
+        );
+        registry.register(
+            "repairs",
+            "Comparisons that have restored a route, rule, filter or tunnel that another program had changed",
+            self.repairs.clone(),
         );
     }
 }
@@ -66,6 +77,7 @@ mod tests {
         metrics.nodes.set([5, 2, 0], 1);
         metrics.nodes.set([4, 2, 0], 3);
         metrics.nodes.passed(7);
+        metrics.nodes.repaired();
         let text = metrics.encode().unwrap();
         let mut lines: Vec<_> = text.lines().filter(|it| it.starts_with("ferrule_node_")).collect();
         lines.sort_unstable();
@@ -76,6 +88,7 @@ mod tests {
             "ferrule_node_ranges{way=\"none\"} 0",
             "ferrule_node_ranges{way=\"vxlan\"} 2",
             "ferrule_node_refused 3",
+            "ferrule_node_repairs_total 1",
         ];
         assert_eq!(lines, expected);
     }

@@ -251,8 +251,11 @@ impl Keeper {
         let applied = if is_new || state.has_failed || self.repairs {
             self.apply(&mut host, &plan, &mut state.bare, is_new)
         } else {
-            Ok(())
+            Ok(false)
         };
+        if matches!(applied, Ok(true)) && !is_new && !state.has_failed {
+            self.metrics.repaired();
+        }
         state.has_failed = applied.is_err();
         self.uplink.set_nodes_mtu(plan.mtu);
         state.plan = Some(Arc::new(plan));
@@ -264,7 +267,7 @@ impl Keeper {
         self.metrics.set([direct, vxlan, none].map(count), count(state.nodes.refused.len()));
         self.metrics.passed(host.received());
         self.decided.send_replace(Arc::new(report));
-        applied
+        applied.map(drop)
     }
 
     fn underlay(
@@ -313,13 +316,23 @@ impl Keeper {
         Ok(())
     }
 
-    /// Goes on after a failure: a full map, for instance, takes no route away.
-    fn apply(&self, host: &mut Socket, plan: &Plan, bare: &mut Bare, is_new: bool) -> Result<(), KeepError> {
+    /// Goes on after a failure: a full map, for instance, takes no route away. Returns whether anything was
+    /// changed.
+    fn apply(
+        &self,
+        host: &mut Socket,
+        plan: &Plan,
+        bare: &mut Bare,
+        is_new: bool,
+    ) -> Result<bool, KeepError> {
         let loosened = rp_filter::loosen(host, &plan.sending);
         let filtered = uplink_filter::keep(host, &plan.uplinks, self.dataplane.uplink_filters());
-        let filtered = filtered.map(|found| *bare = found);
+        let filtered = filtered.map(|(found, attached)| {
+            *bare = found;
+            attached
+        });
         let tunnel = self.keep_tunnel(host, plan, is_new);
-        let index = tunnel.as_ref().ok().copied().flatten();
+        let index = tunnel.as_ref().ok().and_then(|(index, _)| *index);
         let counted = self.count_links(host, plan);
         let rows = self.keep_rows(plan, &plan.rows(index, bare), bare);
         let wanted = plan.routes(index);
@@ -334,13 +347,12 @@ impl Keeper {
             tracing::info!(routes = changes.len(), "changed the routes to other nodes");
         }
         // Failures that cut this node off come first.
-        tunnel?;
-        rows?;
-        rules?;
-        filtered?;
+        let (_, tunnel_changed) = tunnel?;
+        let changed = tunnel_changed | rows? | rules? | filtered? | !changes.is_empty();
         loosened?;
         routed?;
-        counted
+        counted?;
+        Ok(changed)
     }
 
     /// Returns whether anything was changed. Connections that no longer pass the stack leave conntrack's
@@ -368,16 +380,22 @@ impl Keeper {
         self.dataplane.count_links(&links).map_err(KeepError::Counters)
     }
 
-    /// Returns the tunnel's index, if there is one.
-    fn keep_tunnel(&self, host: &mut Socket, plan: &Plan, is_new: bool) -> Result<Option<u32>, TunnelError> {
-        let Some(wanted) = &plan.tunnel else { return tunnel::remove(host).map(|_| None) };
+    /// Returns the tunnel's index, if there is one, and whether anything was changed.
+    fn keep_tunnel(
+        &self,
+        host: &mut Socket,
+        plan: &Plan,
+        is_new: bool,
+    ) -> Result<(Option<u32>, bool), TunnelError> {
+        let Some(wanted) = &plan.tunnel else { return tunnel::remove(host).map(|removed| (None, removed)) };
         match tunnel::keep(host, wanted, self.dataplane.tunnel_filters()) {
             Ok((ifindex, changed)) => {
-                if !changed.is_empty() {
+                let is_changed = !changed.is_empty();
+                if is_changed {
                     let changed = changed.join(", ");
                     tracing::info!(device = tunnel::NAME, changed, "changed the tunnel");
                 }
-                Ok(Some(ifindex))
+                Ok((Some(ifindex), is_changed))
             }
             Err(error) if plan.has_tunnelled() => Err(error),
             // All nodes are on the same network.
@@ -385,7 +403,7 @@ impl Keeper {
                 if is_new {
                     tracing::warn!(error = chain(&error), "no tunnel, which no node needs at present");
                 }
-                Ok(None)
+                Ok((None, false))
             }
         }
     }

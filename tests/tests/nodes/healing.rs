@@ -21,6 +21,7 @@ fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
     with_pods(&[], |fabric, pods| {
         let [one, ..] = &fabric.nodes;
         let before = one.on(|_| others::tunnel())?;
+        let repairs = || one.on(|node| node.metric("ferrule_node_repairs_total"));
         for damage in [
             "ip link del NAME",
             "ip link set NAME down",
@@ -35,7 +36,7 @@ fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
             "ip addr add 192.0.2.77/32 dev NAME",
             "bridge vni delete dev NAME vni 70",
         ] {
-            let damage = damage.replace("NAME", TUNNEL);
+            let (damage, repaired) = (damage.replace("NAME", TUNNEL), repairs()?);
             // Not by whitespace: an alias may be empty.
             let (program, args) = damage.split_once(' ').context("no arguments")?;
             one.on(|_| sys::output(Command::new(program).args(args.split(' '))).map(drop))?;
@@ -44,6 +45,12 @@ fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
                 ensure!(found.is_some() && found == before, "{found:?}, expected {before:?}");
                 Ok(true)
             })?;
+            // No packet depends on the device's group or MAC address.
+            if !["group 0", "address 02:"].iter().any(|it| damage.contains(it)) {
+                sys::wait_until(&format!("the repair is counted: {damage}"), TIMEOUT, || {
+                    Ok(repairs()? > repaired)
+                })?;
+            }
             wait_until_connected(pods).context(damage)?;
         }
         Ok(())

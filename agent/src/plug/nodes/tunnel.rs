@@ -135,7 +135,10 @@ pub fn keep(
         changed.push("marked");
         mark(host, ifindex)?;
     }
-    vni::permit(ifindex)?;
+    if !vni::is_permitted(ifindex)? {
+        changed.push("the network");
+        vni::permit(ifindex)?;
+    }
     changed.extend(filter::keep_on_link(host, ifindex, filters)?);
     if set_addresses(host, ifindex, &tunnel.addresses())? {
         changed.push("the address");

@@ -17,7 +17,7 @@ use crate::chain::chain;
 pub type Bare = BTreeMap<u32, String>;
 
 /// Attaches the filters that uplinks lack. An interface that ceases to be an uplink keeps them: they drop
-/// nothing that may pass. Returns the uplinks that cannot have them.
+/// nothing that may pass. Returns the uplinks that cannot have them, and whether any filter was attached.
 ///
 /// # Errors
 /// If the kernel refuses to describe an interface.
@@ -25,8 +25,8 @@ pub fn keep(
     host: &mut Socket,
     uplinks: &BTreeSet<u32>,
     filters: LinkFilters<'_>,
-) -> Result<Bare, NetlinkError> {
-    let mut bare = Bare::new();
+) -> Result<(Bare, bool), NetlinkError> {
+    let (mut bare, mut is_changed) = (Bare::new(), false);
     for &ifindex in uplinks {
         if !link::is_ethernet(host, ifindex)? {
             bare.insert(ifindex, "its packets have no Ethernet header".to_owned());
@@ -35,12 +35,13 @@ pub fn keep(
         match filter::keep_on_link(host, ifindex, filters) {
             Ok(attached) if attached.is_empty() => {}
             Ok(attached) => {
+                is_changed = true;
                 tracing::info!(ifindex, filters = attached.join(", "), "attached the uplink's filters");
             }
             Err(error) => drop(bare.insert(ifindex, chain(&error))),
         }
     }
-    Ok(bare)
+    Ok((bare, is_changed))
 }
 
 /// Replaces the filters that an earlier agent has attached to uplinks and the tunnel: its maps may not be
