@@ -65,7 +65,7 @@ impl Announcer {
     /// Patches the Node when it is due, whenever the agent is ready and has no obstacle: the reason why this
     /// node's part of the network does not work. Never returns.
     pub async fn run(mut self, mut ready: Receiver<bool>, mut obstacle: Receiver<Option<String>>) {
-        let mut backoff = Backoff::new(BACKOFF);
+        let (mut backoff, mut was_known) = (Backoff::new(BACKOFF), false);
         loop {
             // The senders are dropped when the agent stops, which is before this task has to end.
             if ready.wait_for(|ready| *ready).await.is_err() {
@@ -75,7 +75,12 @@ impl Announcer {
             let is_due = self.is_condition_due(&now) || now.has_startup_taint;
             if now.is_known && !is_due {
                 self.health.healthy("the Node object says that this node serves pods");
+            } else if was_known && !now.is_known {
+                self.health.unhealthy(
+                    "the Node object was deleted; the kubelet of this node has to create it again",
+                );
             }
+            was_known |= now.is_known;
             if !is_due {
                 follow(&mut self.marks).await;
                 continue;

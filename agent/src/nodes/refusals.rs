@@ -60,8 +60,10 @@ impl Refusals {
 
     fn report_health(&self, nodes: &Nodes) {
         let others = nodes.others.len();
-        let own = if nodes.own.is_some() { "this node" } else { "without this node, which was deleted," };
-        let known = format!("{own} and {others} others are known");
+        let known = match nodes.own {
+            Some(_) => format!("this node and {others} others are known"),
+            None => format!("{others} other nodes are known, and the object of this node was deleted"),
+        };
         if nodes.refused.is_empty() {
             self.health.healthy(known);
             return;

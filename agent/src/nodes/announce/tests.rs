@@ -114,6 +114,14 @@ async fn a_ready_agent_clears_the_condition_and_then_the_taint_and_leaves_other_
     sleep(secs(3600)).await;
     assert_eq!(test.asked().len(), 3, "the Node says so");
     assert_eq!(test.health.components()["node-status"].state, State::Healthy);
+    test.marks.send_replace(Marks::default());
+    sleep(secs(1)).await;
+    let component = test.health.components()["node-status"].clone();
+    assert_eq!((test.asked().len(), component.state), (3, State::Unhealthy), "no Node, nothing to say");
+    assert!(component.why.contains("was deleted"), "{}", component.why);
+    test.marks.send_replace(marks(Some(false), false));
+    sleep(secs(1)).await;
+    assert_eq!(test.health.components()["node-status"].state, State::Healthy);
 }
 
 #[tokio::test(start_paused = true)]
