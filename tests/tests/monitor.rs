@@ -153,6 +153,29 @@ fn a_forged_packet_is_shown_with_the_pods_at_both_ends_and_the_reason() {
 }
 
 #[test]
+fn packets_to_multicast_groups_are_shown_on_demand_only() {
+    with_agent(|node| {
+        let pod = node.attach("a")?;
+        let drops = |args: &[&str]| node.ctl(&[&["drops", "--pod", "default/a"], args].concat());
+        sys::wait_until("a report of the pod's groups", LIMIT, || {
+            let _ = pod.run("ping -n -c 1 -W 1 ff02::1%eth0");
+            Ok(drops(&["--multicast"])?.contains("dropped multicast"))
+        })?;
+        let shown = drops(&["-o", "json"])?;
+        ensure!(shown.is_empty(), "{shown}");
+        let to_group = drops(&["--to", "ff02::/16"])?;
+        ensure!(to_group.contains("dropped multicast"), "{to_group}");
+        let explained = node.ctl(&["explain", "a"])?;
+        ensure!(explained.contains("last drops: none recorded"), "{explained}");
+        wait_for_record(node, &pod)?;
+        let shown = drops(&[])?;
+        ensure!(shown.contains("spoofed_ipv4") && !shown.contains("multicast"), "{shown}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_record_that_follows_long_after_the_first_is_shown_and_the_agent_stops_at_once() {
     with_agent(|node| {
         let (a, b) = (node.attach("a")?, node.attach("b")?);

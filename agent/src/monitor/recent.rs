@@ -1,5 +1,6 @@
 //! The last dropped packets of a pod, in words.
 
+use agent_common::DropReason;
 use ferrule_proto::agent::DroppedPacket;
 
 use super::{
@@ -9,14 +10,16 @@ use super::{
 };
 use crate::registry::{Key, Owner};
 
-/// The last dropped packets with one of these attachments at an end, the newest first.
+/// The last dropped packets with one of these attachments at an end, the newest first; without those to
+/// multicast groups, which the kernel of every pod sends.
 pub fn drops(history: &History, of: &[Key], most: usize) -> Vec<DroppedPacket> {
     let is_its = |seen: &Seen| {
         let ends = [&seen.source, &seen.destination];
         ends.into_iter().flatten().any(|owner| of.contains(&owner.key))
     };
     let entries = history.read(0, CAPACITY).entries;
-    entries.iter().rev().filter(|it| is_its(it)).filter_map(|it| shown(it)).take(most).collect()
+    let all = entries.iter().rev().filter(|it| is_its(it)).filter_map(|it| shown(it));
+    all.filter(|it| it.reason != DropReason::Multicast.name()).take(most).collect()
 }
 
 #[expect(deprecated, reason = "the summary is a field that clients of Hubble show")]

@@ -22,6 +22,7 @@ enum End {
     Destination,
 }
 
+const GROUPS: [&str; 3] = ["224.0.0.0/4", "255.255.255.255", "ff00::/8"];
 const EITHER: [End; 2] = [End::Source, End::Destination];
 
 /// One of the filters has to match: one for each combination of ends at which pod and port can be. None: all
@@ -52,6 +53,15 @@ pub(super) fn filters(selection: &Selection, verdicts: &[Verdict]) -> anyhow::Re
     }
     filters.retain(|filter| *filter != FlowFilter::default());
     Ok(filters)
+}
+
+/// Dropped packets to groups: Hubble's reason alone could mean another one of ours.
+pub(super) fn multicast() -> FlowFilter {
+    FlowFilter {
+        drop_reason_desc: vec![flow::DropReason::StaleOrUnroutableIp.into()],
+        destination_ip: GROUPS.map(str::to_owned).into(),
+        ..FlowFilter::default()
+    }
 }
 
 /// Each filter with a condition at each of these ends.

@@ -15,9 +15,12 @@ use std::{
 };
 
 use anyhow::bail;
-use ferrule_proto::observer::{
-    GetFlowsRequest, GetFlowsResponse, ServerStatusRequest, ServerStatusResponse,
-    get_flows_response::ResponseTypes, observer_client::ObserverClient,
+use ferrule_proto::{
+    flow::FlowFilter,
+    observer::{
+        GetFlowsRequest, GetFlowsResponse, ServerStatusRequest, ServerStatusResponse,
+        get_flows_response::ResponseTypes, observer_client::ObserverClient,
+    },
 };
 use jiff::SignedDuration;
 use tonic::transport::Channel;
@@ -60,6 +63,12 @@ pub(crate) struct Selection {
 pub(crate) struct DropsArgs {
     #[command(flatten)]
     selection: Selection,
+    /// Also packets to multicast groups, which are not routed
+    ///
+    /// The kernel of every pod sends some: reports of its groups, and solicitations of routers. Those to a
+    /// group that --to names are shown in any case.
+    #[arg(long)]
+    multicast: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -80,19 +89,21 @@ const SELECTING: [&str; 8] = ["follow", "pod", "namespace", "to", "port", "since
 const LAST: u64 = 20;
 
 pub(crate) async fn drops(args: &DropsArgs, socket: &Path, output: Output) -> anyhow::Result<Report> {
-    run(&args.selection, &[Verdict::Dropped, Verdict::Audit], socket, output).await
+    let hidden = (!args.multicast && args.selection.to.is_none()).then(filter::multicast);
+    run(&args.selection, &[Verdict::Dropped, Verdict::Audit], hidden, socket, output).await
 }
 
 pub(crate) async fn flows(args: &FlowsArgs, socket: &Path, output: Output) -> anyhow::Result<Report> {
     match args.sampling {
         Some(sampling) => sampling::set(sampling, socket, output).await,
-        None => run(&args.selection, args.verdict.as_slice(), socket, output).await,
+        None => run(&args.selection, args.verdict.as_slice(), None, socket, output).await,
     }
 }
 
 async fn run(
     selection: &Selection,
     verdicts: &[Verdict],
+    hidden: Option<FlowFilter>,
     socket: &Path,
     output: Output,
 ) -> anyhow::Result<Report> {
@@ -101,7 +112,7 @@ async fn run(
     if selection.follow {
         hint(&mut observer, verdicts, true).await?;
     }
-    let request = selection.request(verdicts)?;
+    let request = GetFlowsRequest { blacklist: hidden.into_iter().collect(), ..selection.request(verdicts)? };
     let mut responses = observer.get_flows(request).await.map_err(explain)?.into_inner();
     while let Some(response) = responses.message().await.map_err(explain)? {
         if !show(&response, &mut printer)? {

@@ -172,7 +172,10 @@ fn normal(step: &Step) -> Vec<Vec<String>> {
 /// `-`, which stands for none, and a unit of time.
 fn form(step: &Step) -> Vec<Vec<String>> {
     let lines = normal(step).into_iter().map(|words| words.iter().map(|it| formed(it)).collect::<Vec<_>>());
-    lines.take_while(|words| !words.starts_with(&["last".to_owned(), "drops".to_owned()])).collect()
+    // A line of its own above records; `last drops: none recorded` without any.
+    let is_record =
+        |words: &[String]| matches!(words, [last, drops, ..] if last == "last" && drops.starts_with("drops"));
+    lines.take_while(|words| !is_record(words)).collect()
 }
 
 fn formed(word: &str) -> String {
@@ -241,6 +244,7 @@ fn a_form_has_no_numbers_and_no_records_of_packets() {
     let of = |output: &str| form(&Step { command: String::new(), output: output.to_owned() });
     let one = "from_pod  77029  1.8  tag 772d8d758cac611c\n\nlast drops\n  x";
     assert_eq!(of(one), of("from_pod 7 15 tag 0a\n\n"));
+    assert_eq!(of(one), of("from_pod 7 15 tag 0a\n\nlast drops: none recorded"));
     assert_eq!(of("a 1 2.5 ms, -"), of("a 30 113 µs, 7"));
     assert_ne!(of(one), of("to_pod 7 15 tag 0a\n\n"));
 }

@@ -210,9 +210,7 @@ impl Causes {
     }
 
     fn add_drops(&mut self, drops: &[DroppedPacket], now_ms: u64) {
-        let is_recent = |it: &&DroppedPacket| {
-            !it.audited && it.reason != "multicast" && now_ms.saturating_sub(it.time_ms) < RECENT
-        };
+        let is_recent = |it: &&DroppedPacket| !it.audited && now_ms.saturating_sub(it.time_ms) < RECENT;
         let recent: Vec<_> = drops.iter().filter(is_recent).collect();
         let Some(last) = recent.first() else { return };
         let count = if recent.len() == 1 {

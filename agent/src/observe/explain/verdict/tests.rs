@@ -243,11 +243,7 @@ fn the_node_and_recent_drops_impair() {
         summary: "TCP".to_owned(),
         ..DroppedPacket::default()
     };
-    let harmless = vec![
-        drop("multicast", NOW, false),
-        drop("policy_ingress", NOW, true),
-        drop("no_vif", NOW - RECENT, false),
-    ];
+    let harmless = vec![drop("policy_ingress", NOW, true), drop("no_vif", NOW - RECENT, false)];
     assert_eq!(judged(&ExplainPodResponse { drops: harmless, ..told() }).0, Kind::Carried);
     let drops = vec![drop("policy_ingress", NOW - 1, false), drop("policy_ingress", NOW - 2, false)];
     let (kind, because, todo) = judged(&ExplainPodResponse { drops, ..told() });
