@@ -200,7 +200,7 @@ impl SkBuff {
 
 impl Programs {
     /// # Errors
-    /// If the kernel refuses a program, or the object lacks a program or a map.
+    /// If the kernel refuses a map, or the object lacks one.
     pub fn load(log: Log) -> anyhow::Result<Self> {
         Self::load_with(log, None)
     }
@@ -238,10 +238,6 @@ impl Programs {
         // Required: without it, logging could not be switched off.
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         let mut ebpf = loader.load(&dist::ebpf_object()?)?;
-        for name in Program::ALL.map(Program::name).into_iter().chain([SET_SUBJECT]) {
-            let loaded = classifier(&mut ebpf, name).and_then(|program| Ok(program.load()?));
-            loaded.with_context(|| format!("cannot load {name}"))?;
-        }
         Ok(Self {
             vifs: take_map(&mut ebpf, "VIFS")?,
             endpoints: take_map(&mut ebpf, "ENDPOINTS")?,
@@ -268,7 +264,7 @@ impl Programs {
     /// # Errors
     /// If the kernel does not report it.
     pub fn verified_instructions(&mut self, program: Program) -> anyhow::Result<u32> {
-        let info = classifier(&mut self.ebpf, program.name())?.info()?;
+        let info = loaded(&mut self.ebpf, program.name())?.info()?;
         info.verified_instruction_count().context("the kernel does not report verified instructions")
     }
 
@@ -293,7 +289,7 @@ impl Programs {
     ) -> anyhow::Result<Ran> {
         let mut out = vec![0; MAX_PACKET];
         let context = skb.bytes();
-        let result = classifier(&mut self.ebpf, program.name())?.test_run(TestRunOptions {
+        let result = loaded(&mut self.ebpf, program.name())?.test_run(TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut out),
             ctx_in: Some(&context),
@@ -317,7 +313,7 @@ impl Programs {
             Program::FromPod | Program::FromTunnel | Program::FromUplink => TcAttachType::Ingress,
             Program::ToPod | Program::ToTunnel | Program::ToLink => TcAttachType::Egress,
         };
-        classifier(&mut self.ebpf, program.name())?.attach(interface, direction)?;
+        loaded(&mut self.ebpf, program.name())?.attach(interface, direction)?;
         Ok(())
     }
 
@@ -345,7 +341,7 @@ impl Programs {
     pub fn set_subject(&mut self, ifindex: u32, subject: Option<Subject>) -> anyhow::Result<()> {
         let subject = subject.map(|it| it.pack()).unwrap_or_default();
         let change = SubjectChange { ifindex, subject, ..SubjectChange::default() };
-        let ran = classifier(&mut self.ebpf, SET_SUBJECT)?
+        let ran = loaded(&mut self.ebpf, SET_SUBJECT)?
             .test_run(TestRunOptions { data_in: Some(&bytes(change)), ..TestRunOptions::default() })?;
         ensure!(ran.return_value == 1, "the interface {ifindex} has no entry");
         Ok(())
@@ -438,9 +434,15 @@ fn zero<T: Pod + Default>() -> anyhow::Result<PerCpuValues<T>> {
     Ok(PerCpuValues::try_from(vec![T::default(); cpus])?)
 }
 
-fn classifier<'a>(ebpf: &'a mut Ebpf, program: &str) -> anyhow::Result<&'a mut SchedClassifier> {
-    let found = ebpf.program_mut(program);
-    Ok(found.with_context(|| format!("the object has no program {program}"))?.try_into()?)
+/// A program, loaded at its first use: the kernel verifies each for a tenth of a second, and most tests use
+/// one or two.
+fn loaded<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut SchedClassifier> {
+    let found = ebpf.program_mut(name).with_context(|| format!("the object has no program {name}"))?;
+    let program: &mut SchedClassifier = found.try_into()?;
+    if program.fd().is_err() {
+        program.load().with_context(|| format!("cannot load {name}"))?;
+    }
+    Ok(program)
 }
 
 fn bytes(SubjectChange { header, ifindex, reserved, subject }: SubjectChange) -> Vec<u8> {
