@@ -1,6 +1,9 @@
 //! The time from an event until packets are judged by it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use ferrule_tests::{
     apiserver::{Resource, objects},
@@ -11,7 +14,7 @@ use serde_json::json;
 
 use super::{
     Options,
-    bed::{Bed, v4},
+    bed::{Bed, TIMEOUT, v4},
     rules,
     stream::{Stream, Turn},
 };
@@ -25,6 +28,7 @@ const FRIEND: &str = "friend";
 const OTHER: &str = "other";
 /// For benchmarks (RFC 2544): the pods of other nodes.
 const FOREIGN: &str = "198.18.0.0/15";
+const WRITES: &str = "ferrule_policy_write_seconds_count";
 const EVENT: Goal = Goal::at_most(5.0, 5.0);
 const LARGE: Goal = Goal::at_most(100.0, 100.0);
 
@@ -35,8 +39,9 @@ pub(super) fn measure(bed: &Bed<'_>, options: &Options, table: &mut Table) -> an
     let took = foreign_pods(bed, events)?;
     add(table, &format!("new pod of another node, until allowed, p50 of {events}"), &took, EVENT);
     if options.large > 0 {
-        let took = large_policies(bed, options.large, rules)?;
+        let [took, worked] = large_policies(bed, options.large, rules)?;
         add(table, &format!("new policy with {rules} rules, p50 of {}", options.large), &took, LARGE);
+        table.add("  of which the agent compiles and writes, p50", worked.p50(), "ms", None);
     }
     Ok(())
 }
@@ -131,21 +136,32 @@ fn foreign_pods(bed: &Bed<'_>, count: usize) -> anyhow::Result<Series> {
     Ok(took)
 }
 
-/// A policy whose last rule allows what a policy without rules isolates.
-fn large_policies(bed: &Bed<'_>, count: usize, rules: usize) -> anyhow::Result<Series> {
+/// A policy whose last rule allows what a policy without rules isolates: the whole times, and those of the
+/// agent's work, as it counts them.
+fn large_policies(bed: &Bed<'_>, count: usize, rules: usize) -> anyhow::Result<[Series; 2]> {
     let [front, server] = [bed.attach("large-front", "large-peer")?, bed.attach("large-server", "large")?];
     bed.create_policy("large-deny", json!({ "podSelector": { "matchLabels": { "role": "large" } } }))?;
     bed.wait_until_reached(&front, &server, false)?;
     let stream = between(&front, &server)?;
-    let mut took = Series::default();
+    let [mut took, mut worked] = [Series::default(), Series::default()];
     for _ in 0..count {
         let spec = rules::large(rules, "large", "large-peer");
+        let (writes, before) = (bed.node.metric(WRITES)?, work(bed)?);
         took.push(stream.measure(Turn::Pass, || bed.create_policy("large", spec))?);
+        // Counted after the last row, which lets packets pass.
+        sys::wait_until("the agent has counted", TIMEOUT, || Ok(bed.node.metric(WRITES)? > writes))?;
+        worked.push(Duration::from_secs_f64(work(bed)? - before));
         bed.delete_policy("large")?;
         bed.wait_until_reached(&front, &server, false)?;
     }
     bed.delete_policy("large-deny")?;
-    Ok(took)
+    Ok([took, worked])
+}
+
+/// The seconds for which the agent has compiled and written.
+fn work(bed: &Bed<'_>) -> anyhow::Result<f64> {
+    Ok(bed.node.metric("ferrule_policy_compile_seconds_sum")?
+        + bed.node.metric("ferrule_policy_write_seconds_sum")?)
 }
 
 fn between(from: &Pod, to: &Pod) -> anyhow::Result<Stream> {
