@@ -193,7 +193,8 @@ fn isolate(isolating: &[PolicyId]) -> String {
 }
 
 fn own_address() -> String {
-    "both ends are the same pod; only through a Service do ClusterNetworkPolicies judge it".to_owned()
+    "both ends are the same pod; ClusterNetworkPolicies judge such a packet only if it came through a Service"
+        .to_owned()
 }
 
 fn own_node() -> String {

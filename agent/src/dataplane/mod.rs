@@ -33,7 +33,7 @@ use agent_common::{
     policy::Subject,
 };
 use aya::{
-    programs::{self as kernel_programs, SchedClassifier, TcAttachType},
+    programs::{SchedClassifier, TcAttachType},
     sys::{Stats, SyscallError, enable_stats},
 };
 
@@ -402,7 +402,7 @@ impl Dataplane {
     pub fn tcx(&self, ifname: &str) -> [Vec<u32>; 2] {
         [TcAttachType::Ingress, TcAttachType::Egress].map(|hook| {
             let programs = SchedClassifier::query_tcx(ifname, hook).map(|(_, programs)| programs);
-            programs.unwrap_or_default().iter().map(kernel_programs::ProgramInfo::id).collect()
+            programs.unwrap_or_default().iter().map(aya::programs::ProgramInfo::id).collect()
         })
     }
 

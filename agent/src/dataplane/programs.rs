@@ -78,7 +78,7 @@ impl Programs {
 // === impl Loaded ===
 
 impl Loaded {
-    /// A descriptor of its own.
+    /// Opens another descriptor of a loaded program.
     ///
     /// # Errors
     /// If the program is not in the kernel, or the kernel tells nothing about it.

@@ -60,7 +60,7 @@ impl NodeMetrics {
         );
         registry.register(
             "repairs",
-            "Comparisons that have restored a route, rule, filter or tunnel that another program had changed",
+            "Comparisons that have restored a route, rule, filter, row or tunnel that another program had changed",
             self.repairs.clone(),
         );
     }
