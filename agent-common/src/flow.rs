@@ -56,7 +56,9 @@ impl Flow {
     pub const fn closed(used: u32, now: u32) -> u32 {
         // Rounded: another CPU may have noted a later time.
         let closed = now.wrapping_sub(used).wrapping_add(Self::CLOSED_BY_LOW / 2) / Self::CLOSED_BY_LOW;
-        // The largest is `BOTH`, without a branch, which the verifier would walk both ways.
+        // The largest is `BOTH`, without a branch, which the verifier would walk both ways, and which LLVM
+        // would make.
+        let closed = core::hint::black_box(closed);
         (closed | (closed / (Self::BOTH + 1) * Self::BOTH)) & Self::BOTH
     }
 }

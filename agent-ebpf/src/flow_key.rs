@@ -4,11 +4,7 @@ use core::mem::offset_of;
 
 use agent_common::FlowKey;
 
-use crate::{
-    address::Address,
-    headers::{ICMP, ICMPV6, SCTP, TCP, Transport, UDP},
-    meta::Meta,
-};
+use crate::{address::Address, branchless::Condition};
 
 /// A `FlowKey` whose addresses are words.
 #[derive(Clone, Copy)]
@@ -32,17 +28,6 @@ const _: () = assert!(offset_of!(Key, high) == offset_of!(FlowKey, high));
 const _: () = assert!(offset_of!(Key, low_port) == offset_of!(FlowKey, low_port));
 const _: () = assert!(offset_of!(Key, high_port) == offset_of!(FlowKey, high_port));
 const _: () = assert!(offset_of!(Key, protocol) == offset_of!(FlowKey, protocol));
-
-/// Both ends' ports, or twice the identifier of an echo.
-#[inline(always)]
-fn ends(protocol: u8, transport: Transport) -> Option<[u16; 2]> {
-    match protocol {
-        TCP | UDP | SCTP => Some(transport.ports()),
-        ICMP if matches!(transport.icmp_type(), 0 | 8) => Some([transport.echo_id(); 2]),
-        ICMPV6 if matches!(transport.icmp_type(), 128 | 129) => Some([transport.echo_id(); 2]),
-        _ => None,
-    }
-}
 
 // === impl Padded ===
 
@@ -77,41 +62,18 @@ impl Padded<u64> {
 // === impl Key ===
 
 impl Key {
-    /// The flow of a packet; `None` if the stack does not translate its protocol.
-    #[inline(always)]
-    pub fn translatable(
-        source: Address,
-        destination: Address,
-        protocol: u8,
-        transport: Transport,
-    ) -> Option<Self> {
-        let [from, to] = ends(protocol, transport)?;
-        Some(Self::between(protocol, (source, from), (destination, to)))
-    }
-
-    /// The flow of a packet. Without ports, and without an echo's identifier, both ports are zero.
-    #[inline(always)]
-    pub fn of(meta: &Meta) -> Self {
-        let ends = meta.transport().and_then(|transport| ends(meta.protocol, transport));
-        let [from, to] = ends.unwrap_or_default();
-        Self::between(meta.protocol, (meta.source, from), (meta.destination, to))
-    }
-
     /// The flow between two ends, in either order.
-    ///
-    /// Arithmetic puts the ends in order: after a branch, the verifier would walk the rest once for each
-    /// order.
     #[inline(always)]
-    fn between(protocol: u8, (one, port): (Address, u16), (other, other_port): (Address, u16)) -> Self {
+    pub fn between(
+        protocol: Padded<u32>,
+        (one, port): (Address, u16),
+        (other, other_port): (Address, u16),
+    ) -> Self {
         let ([a, b], [c, d]) = (one.words(), other.words());
-        let swapped = if a != c {
-            u64::from_be(a) > u64::from_be(c)
-        } else if b != d {
-            u64::from_be(b) > u64::from_be(d)
-        } else {
-            port > other_port
-        };
-        let mask = core::hint::black_box(u64::from(swapped).wrapping_neg());
+        let greater = |one: u64, other: u64| Condition::greater(u64::from_be(one), u64::from_be(other));
+        let by_port = Condition::greater(port.into(), other_port.into());
+        let by_low_words = Condition::nonzero(b ^ d).select(greater(b, d), by_port);
+        let mask = Condition::nonzero(a ^ c).select(greater(a, c), by_low_words).mask();
         let (upper, lower) = ((a ^ c) & mask, (b ^ d) & mask);
         let ports = (port ^ other_port) & mask as u16;
         Self {
@@ -119,7 +81,7 @@ impl Key {
             high: Address::from_words([c ^ upper, d ^ lower]),
             low_port: port ^ ports,
             high_port: other_port ^ ports,
-            protocol: protocol.into(),
+            protocol,
         }
     }
 

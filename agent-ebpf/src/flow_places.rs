@@ -10,6 +10,8 @@
 use agent_common::{FlowKey, MAX_FLOW_STATS, RingKey, event::FlowStats, flows_per_pod};
 use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
 
+use crate::branchless::{Condition, pick};
+
 #[btf_map]
 pub static FLOW_STATS: LruHashMap<FlowKey, FlowStats, MAX_FLOW_STATS> = LruHashMap::new();
 
@@ -28,21 +30,22 @@ const BPF_NOEXIST: u64 = 1;
 pub fn take(ifindex: u32, hash: u32, key: &FlowKey, now: u32) -> Option<RingKey> {
     // Other bits than those by which flows are sampled.
     let first = hash.wrapping_mul(0x9e37_79b1) >> 16;
-    let (mut chosen, mut oldest) = (RingKey { ifindex, place: first % PLACES }, 0);
-    for number in 0..TRIES {
-        let place = RingKey { ifindex, place: (first + number) % PLACES };
+    let (mut chosen, mut oldest) = (0, 0);
+    for step in 0..TRIES {
+        let number = (first + step) % PLACES;
+        let place = RingKey { ifindex, place: number };
         // SAFETY: the key is copied at once; another CPU that replaces it makes a wrong choice at worst.
         let age = match unsafe { FLOW_PLACES.get(place) } {
             Some(old) => age(old, ifindex, now),
             None => u32::MAX,
         };
-        if age >= oldest {
-            (chosen, oldest) = (place, age);
-        }
+        let keeps = Condition::greater(oldest, age.into()).mask();
+        (chosen, oldest) = (pick(keeps, chosen, number.into()), pick(keeps, oldest, age.into()));
         if age == u32::MAX {
             break;
         }
     }
+    let chosen = RingKey { ifindex, place: chosen as u32 };
     // SAFETY: as above.
     if let Some(old) = unsafe { FLOW_PLACES.get(chosen) } {
         let old = *old;
@@ -77,9 +80,6 @@ fn age(key: &FlowKey, ifindex: u32, now: u32) -> u32 {
     let (closed, used) = unsafe { ((*stats).closed, (*stats).used) };
     let age = now.wrapping_sub(used);
     // Another CPU may have noted a later time.
-    match (closed, age > u32::MAX / 2) {
-        (0, false) => age,
-        (0, true) => 0,
-        _ => u32::MAX,
-    }
+    let age = age & (!Condition::negative(age)).mask() as u32;
+    age | Condition::nonzero(closed.into()).mask() as u32
 }

@@ -11,6 +11,7 @@ use agent_common::{
 };
 use aya_ebpf::{
     Global,
+    bindings::__sk_buff,
     btf_maps::{Array, PerCpuArray},
     helpers::generated::bpf_jiffies64,
     macros::btf_map,
@@ -21,8 +22,9 @@ use crate::{
     events,
     flow_key::Key,
     flow_places::{self, FLOW_STATS},
-    headers::{ACK, FIN, RST, SYN, TCP},
+    headers::{ACK, FIN, RST, SYN},
     meta::Meta,
+    noted,
     packet::Packet,
 };
 
@@ -53,7 +55,7 @@ struct Facts {
     direction: u32,
     bytes: u32,
     one_in: u32,
-    is_high: bool,
+    is_high: u8,
     tcp_flags: u8,
     reserved: [u8; 2],
 }
@@ -84,24 +86,36 @@ pub fn count_at(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, ifindex: u32, 
         return;
     }
     let Some(facts) = FLOW_FACTS.get_ptr_mut(0) else { return };
-    let key = Key::of(meta);
-    let new = Facts {
-        key,
-        ifindex,
-        generation: vif.generation,
-        direction: direction as u32,
-        bytes: packet.len(),
-        one_in,
-        is_high: meta.source != key.low,
-        tcp_flags: tcp_flags(packet, meta),
-        reserved: [0; 2],
-    };
+    noted::note(packet, meta);
     // SAFETY: the value is this CPU's, and tc programs do not preempt each other on a CPU.
-    unsafe { facts.write(new) };
-    ferrule_count_flow();
+    unsafe {
+        ((*facts).ifindex, (*facts).generation) = (ifindex, vif.generation);
+        ((*facts).direction, (*facts).bytes) = (direction as u32, packet.len());
+        (*facts).one_in = one_in;
+    }
+    if ferrule_note_flow(packet.context()) != 0 {
+        ferrule_count_flow();
+    }
 }
 
-/// A global function: the verifier walks it once, and not with each state in which a program calls it.
+/// Completes the facts by those of the noted ends; returns 1.
+///
+/// A global function, as the next one: the verifier walks it once, and not with each state in which a program
+/// calls it. Together, they would need too much of the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ferrule_note_flow(skb: *mut __sk_buff) -> u32 {
+    let (Some(facts), Some(ends)) = (FLOW_FACTS.get_ptr_mut(0), noted::ends()) else { return 0 };
+    let (key, tcp_flags) = (ends.flow(), noted::tcp_flags(skb, ends));
+    // SAFETY: as above.
+    unsafe {
+        ((*facts).is_high, (*facts).tcp_flags) = (ends.is_high(&key), tcp_flags);
+        (*facts).key = key;
+    }
+    1
+}
+
+/// Counts the packet of the facts.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ferrule_count_flow() -> u32 {
@@ -130,7 +144,7 @@ fn count_facts() {
     unsafe {
         let is_reopened = (*stats).closed != 0 && flags & (SYN | ACK) == SYN;
         // The pod that began the flow is gone, and another one has its address.
-        let is_openers = (*stats).direction == facts.direction && ((*stats).opened_by_high != 0) == *is_high;
+        let is_openers = (*stats).direction == facts.direction && (*stats).opened_by_high == *is_high;
         let is_of_other_pod =
             is_openers && ((*stats).ifindex != facts.ifindex || (*stats).generation != facts.generation);
         let mut stats = stats;
@@ -143,7 +157,7 @@ fn count_facts() {
         if (*stats).used != now {
             (*stats).used = now;
         }
-        let (traffic, all_flags) = if *is_high {
+        let (traffic, all_flags) = if *is_high != 0 {
             (&raw mut (*stats).from_high, &raw mut (*stats).flags_of_high)
         } else {
             (&raw mut (*stats).from_low, &raw mut (*stats).flags_of_low)
@@ -186,7 +200,7 @@ fn enter(facts: &Facts, now: u32) {
     // SAFETY: as for the facts. The other fields stay zero.
     let new = unsafe {
         ((*new).ifindex, (*new).generation) = (facts.ifindex, facts.generation);
-        ((*new).direction, (*new).opened_by_high) = (facts.direction, u8::from(facts.is_high));
+        ((*new).direction, (*new).opened_by_high) = (facts.direction, facts.is_high);
         (*new).used = now;
         &*new
     };
@@ -194,10 +208,4 @@ fn enter(facts: &Facts, now: u32) {
         // The other direction's first packet has added the flow on another CPU.
         flow_places::leave(place);
     }
-}
-
-/// The flags of a TCP header; none of other packets, and of one that ends before.
-#[inline(always)]
-fn tcp_flags(packet: &Packet<'_>, meta: &Meta) -> u8 {
-    if meta.protocol == TCP && meta.transport().is_some() { meta.tcp_flags(packet) } else { 0 }
 }

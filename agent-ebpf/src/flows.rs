@@ -22,6 +22,8 @@
 //! The ring has no lock, which a CPU that the hypervisor stops would hold for long while flows begin on the
 //! others: of several CPUs that want one place, one gets it, and the others take the next.
 
+use core::hint::black_box;
+
 use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, TRANSLATED_PORTS, VifEntry, flows_per_pod};
 use aya_ebpf::{
     Global, bindings::__sk_buff, btf_maps::LruHashMap, helpers::generated::bpf_jiffies64, macros::btf_map,
@@ -30,10 +32,13 @@ use aya_ebpf::{
 
 use crate::{
     address::Address,
+    branchless::{Condition, pick},
+    ends::Ends,
     flow_key::Key,
     headers::{ACK, FIN, Ipv4, Ipv6, RST, SYN, TCP, Transport},
     icmp,
     meta::{Family, Meta},
+    noted,
     packet::Packet,
     vifs,
 };
@@ -85,8 +90,8 @@ pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, peer: 
         let (is_v6, quote) = (meta.family as u32, (meta.payload + icmp::ERROR) as u32);
         return ferrule_find_quoted(packet.context(), is_v6, quote) != 0;
     }
-    let key = Key::translatable(meta.source, meta.destination, meta.protocol, transport);
-    key.is_some_and(|key| touch(key.as_flow(), Sign::of(packet, meta, &key)))
+    noted::note(packet, meta);
+    ferrule_find_flow(packet.context()) != 0
 }
 
 /// Whether a plain packet begins a TCP connection from a port of translated flows.
@@ -103,7 +108,7 @@ pub fn begins_at_translated_port(packet: &Packet<'_>, meta: &Meta) -> bool {
     // one of the differences is negative.
     let from = meta.source_port();
     let is_other_port = (from.wrapping_sub(FIRST) | LAST.wrapping_sub(from)) >> 63;
-    let is_other = core::hint::black_box(is_other_port | u64::from(meta.protocol ^ TCP));
+    let is_other = black_box(is_other_port | u64::from(meta.protocol ^ TCP));
     is_other == 0 && meta.tcp_flags(packet) & (SYN | ACK) == SYN
 }
 
@@ -112,16 +117,38 @@ pub fn begins_at_translated_port(packet: &Packet<'_>, meta: &Meta) -> bool {
 /// a fragment header are not recorded.
 #[inline(always)]
 pub fn record(packet: &Packet<'_>, meta: &Meta, pod: u32, other: u32) {
-    let key = meta
-        .transport()
-        .and_then(|transport| Key::translatable(meta.source, meta.destination, meta.protocol, transport));
-    let Some(key) = key else { return };
+    if meta.transport().is_some() {
+        noted::note(packet, meta);
+        ferrule_record_flow(packet.context(), pod, other);
+    }
+}
+
+/// Whether the flow of the noted ends is recorded.
+///
+/// A global function, as the others with this prefix: the verifier walks it once, and not with each state in
+/// which a program calls it.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ferrule_find_flow(skb: *mut __sk_buff) -> u32 {
+    let Some(ends) = noted::ends() else { return 0 };
+    let Some(key) = ends.translatable() else { return 0 };
+    touch(key.as_flow(), Sign::of(skb, ends, &key)).into()
+}
+
+/// See [`record`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ferrule_record_flow(skb: *mut __sk_buff, pod: u32, other: u32) -> u32 {
+    let Some(ends) = noted::ends() else { return 0 };
+    let Some(key) = ends.translatable() else { return 0 };
     // With every packet: the agent may have replaced the entries of `VIFS`.
     vifs::mark_peers(pod, other);
-    let sign = Sign::of(packet, meta, &key);
+    let sign = Sign::of(skb, ends, &key);
     if !touch(key.as_flow(), sign) {
-        insert(&key, pod, packet.ifindex(), sign);
+        // SAFETY: the kernel passes a valid context.
+        insert(&key, pod, unsafe { (*skb).ifindex }, sign);
     }
+    0
 }
 
 /// The flow first, and then its place: a place without a flow is free for other CPUs. A flow that finds none
@@ -145,23 +172,24 @@ fn insert(key: &Key, client: u32, server: u32, sign: Sign) {
 /// few. And the flow's `used`, or [`FREE`].
 #[inline(always)]
 fn choose(client: u32, begun: *mut u32) -> (RingKey, u64) {
-    let (mut chosen, mut oldest) = ((RingKey { ifindex: client, place: 0 }, FREE), 0);
-    let now = now();
+    let (mut chosen, mut chosen_used, mut oldest, now) = (0, 0, 0, now());
     for _ in 0..TRIES {
-        let place = RingKey { ifindex: client, place: next(begun) % FLOWS_PER_POD.load().max(1) };
+        let number = next(begun) % FLOWS_PER_POD.load().max(1);
+        let place = RingKey { ifindex: client, place: number };
         // SAFETY: another CPU that replaces the key makes a wrong choice at worst.
         let flow = unsafe { FLOW_RINGS.get(place) }.and_then(|old| STACK_FLOWS.get_ptr(old));
         let Some(flow) = flow else { return (place, FREE) };
         let used = used(flow);
         let age = age(used, now);
-        if age >= oldest {
-            (chosen, oldest) = ((place, used.into()), age);
-        }
+        let keeps = Condition::greater(oldest, age.into()).mask();
+        chosen = pick(keeps, chosen, number.into());
+        chosen_used = pick(keeps, chosen_used, used.into());
+        oldest = pick(keeps, oldest, age.into());
         if age & ENDED != 0 {
             break;
         }
     }
-    chosen
+    (RingKey { ifindex: client, place: chosen as u32 }, chosen_used)
 }
 
 /// Gives a place to a flow, and removes the flow that had it, if that is still as it was chosen: another CPU
@@ -206,9 +234,11 @@ fn next(begun: *mut u32) -> u32 {
 fn age(used: u32, now: u32) -> u32 {
     let closed = Flow::closed(used, now);
     let unused = now.wrapping_sub(used).wrapping_sub(closed * Flow::CLOSED_BY_LOW);
-    // None of a negative time: another CPU may have noted a later one. Arithmetic, as for a `Sign`.
-    let unused = unused & !(unused.cast_signed() >> 31).cast_unsigned();
-    if closed == Flow::BOTH && unused >= GRACE { ENDED | unused } else { unused }
+    // None of a negative time: another CPU may have noted a later one.
+    let unused = unused & (!Condition::negative(unused)).mask() as u32;
+    let is_open = Condition::nonzero((closed ^ Flow::BOTH).into());
+    let has_ended = !(is_open | Condition::greater(GRACE.into(), unused.into()));
+    (ENDED * has_ended.factor() as u32) | unused
 }
 
 /// Whether a flow is recorded. Notes the time, and what a packet tells of the flow.
@@ -237,8 +267,6 @@ fn now() -> u32 {
 }
 
 /// Whether the packet quoted in an ICMP error belongs to a recorded flow.
-///
-/// A global function: the verifier walks it once, and not with each state in which a program calls it.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ferrule_find_quoted(skb: *mut __sk_buff, is_v6: u32, quote: u32) -> u32 {
@@ -269,7 +297,7 @@ fn quote_belongs_to_stack(packet: &Packet<'_>, family: Family, quote: usize) -> 
 
 #[inline(always)]
 fn is_recorded(source: Address, destination: Address, protocol: u8, transport: Transport) -> bool {
-    let key = Key::translatable(source, destination, protocol, transport);
+    let key = Ends::new(source, destination, protocol, transport).translatable();
     key.is_some_and(|key| touch(key.as_flow(), Sign::NONE))
 }
 
@@ -279,18 +307,12 @@ impl Sign {
     const NONE: Self = Self(0);
     const OPENS: u32 = 4;
 
-    /// Arithmetic instead of branches: the verifier would walk the rest once for each.
     #[inline(always)]
-    fn of(packet: &Packet<'_>, meta: &Meta, key: &Key) -> Self {
-        if meta.protocol != TCP {
-            return Self::NONE;
-        }
-        let flags = u32::from(meta.tcp_flags(packet));
-        let ([a, b], [c, d]) = (meta.source.words(), key.low.words());
-        let other = (a ^ c) | (b ^ d);
-        let is_high = core::hint::black_box((other | other.wrapping_neg()) >> 63) as u32;
-        let end = Flow::LOW + is_high * (Flow::HIGH - Flow::LOW);
-        let is_set = |flag: u8| flags >> flag.trailing_zeros() & 1;
+    fn of(skb: *mut __sk_buff, ends: &Ends, key: &Key) -> Self {
+        let flags = u32::from(noted::tcp_flags(skb, ends));
+        let end = Flow::LOW + u32::from(ends.is_high(key)) * (Flow::HIGH - Flow::LOW);
+        // LLVM would branch by a bit that it knows as one.
+        let is_set = |flag: u8| black_box(flags >> flag.trailing_zeros() & 1);
         let opens = is_set(SYN) & !is_set(ACK);
         Self((is_set(FIN) * end) | (is_set(RST) * Flow::BOTH) | (opens * Self::OPENS))
     }

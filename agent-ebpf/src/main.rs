@@ -9,10 +9,13 @@
 
 mod address;
 mod arp;
+mod branchless;
 mod checksum;
+mod clear;
 mod counters;
 mod delivery;
 mod endpoints;
+mod ends;
 mod events;
 mod extensions;
 mod flow_key;
@@ -28,6 +31,7 @@ mod links;
 mod meta;
 mod nd;
 mod nodes;
+mod noted;
 mod outcome;
 mod packet;
 mod policy;

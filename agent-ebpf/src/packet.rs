@@ -17,6 +17,7 @@ use aya_ebpf::{
 
 use crate::{
     address::Address,
+    clear,
     headers::{
         ETHERTYPE_QINQ, ETHERTYPE_VLAN, FragmentHeader, Header, IPV6_PAYLOAD, MacOption, NeighbourMessage,
     },
@@ -100,6 +101,12 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     pub fn inside(&self, offset: usize) -> Self {
         Self { ctx: self.ctx, ifindex: self.ifindex, start: self.start + offset }
+    }
+
+    /// Offset of the frame in the data.
+    #[inline(always)]
+    pub fn start(&self) -> usize {
+        self.start
     }
 
     /// The context, for a global function: the verifier walks such a function once, and not with each state
@@ -253,7 +260,7 @@ impl<'a> Packet<'a> {
         // As Linux 5.10 knows the struct.
         const WITHOUT_LOCAL: u32 = offset_of!(bpf_tunnel_key, __bindgen_anon_3) as u32;
         // SAFETY: integers and arrays of integers, for which zero is valid. A TTL of 0 is the default.
-        let mut aligned: AlignedTunnelKey = unsafe { core::mem::zeroed() };
+        let mut aligned: AlignedTunnelKey = unsafe { clear::zeroed() };
         aligned.key.tunnel_id = TUNNEL_VNI;
         let flags = if remote.is_mapped_ipv4() {
             // In host order.

@@ -7,6 +7,7 @@ use aya_ebpf::{
 
 use crate::{
     address::Address,
+    clear,
     meta::{Family, Meta},
     packet::Packet,
 };
@@ -48,7 +49,7 @@ pub fn send(ifindex: u32, to: Address) -> i64 {
 #[inline(always)]
 pub fn look_up(packet: &Packet<'_>, meta: &Meta) -> i64 {
     // SAFETY: integers and arrays of integers, for which zero is valid.
-    let mut lookup: Lookup = unsafe { core::mem::zeroed() };
+    let mut lookup: Lookup = unsafe { clear::zeroed() };
     lookup.ifindex = packet.ifindex();
     lookup.l4_protocol = meta.protocol;
     match meta.family {

@@ -19,7 +19,7 @@ pub struct Footprint {
 
 const OUR_PROGRAMS: [&str; 7] =
     ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
-const OUR_MAPS: [&str; 30] = [
+const OUR_MAPS: [&str; 31] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_TRAFFIC",
@@ -34,6 +34,7 @@ const OUR_MAPS: [&str; 30] = [
     "EVENT_BUDGETS",
     "FLOW_STATS",
     "FLOW_SAMPLING",
+    "FLOW_ENDS",
     "FLOW_FACTS",
     "FLOW_PLACES",
     "NEW_FLOW",

@@ -22,7 +22,7 @@ pub(crate) struct Things(BTreeSet<String>);
 /// The names of Ferrule's programs and maps in the kernel.
 const PROGRAMS: [&str; 7] =
     ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
-const MAPS: [&str; 30] = [
+const MAPS: [&str; 31] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_TRAFFIC",
@@ -37,6 +37,7 @@ const MAPS: [&str; 30] = [
     "EVENT_BUDGETS",
     "FLOW_STATS",
     "FLOW_SAMPLING",
+    "FLOW_ENDS",
     "FLOW_FACTS",
     "FLOW_PLACES",
     "NEW_FLOW",

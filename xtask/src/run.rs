@@ -30,6 +30,8 @@ pub(crate) struct Step {
     doing: String,
     remedy: String,
     command: Command,
+    /// Before each line of the output that [`Step::run_reading`] shows.
+    label: &'static str,
 }
 
 /// Where programs are looked for: PATH, and where Debian keeps those for root, which `su` leaves out of it.
@@ -57,7 +59,7 @@ impl Step {
         // A program that prompts must fail, not hang.
         command.stdin(Stdio::null());
         command.env("PATH", search_path());
-        Self { doing: doing.into(), remedy: remedy.into(), command }
+        Self { doing: doing.into(), remedy: remedy.into(), command, label: "" }
     }
 
     pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
@@ -82,6 +84,13 @@ impl Step {
 
     pub(crate) fn current_dir(mut self, dir: &Path) -> Self {
         self.command.current_dir(dir);
+        self
+    }
+
+    /// Tells the lines of [`Self::run_reading`] from those of steps beside it.
+    #[must_use]
+    pub(crate) fn labelled(mut self, label: &'static str) -> Self {
+        self.label = label;
         self
     }
 
@@ -159,7 +168,7 @@ impl Step {
     pub(crate) fn run_reading(mut self, mut read: impl FnMut(&str)) -> Result<()> {
         say(&self.doing);
         let command = self.command.stdout(Stdio::piped());
-        let status = progress::during(&self.doing, || show(command.spawn()?, &mut read));
+        let status = progress::during(&self.doing, || show(command.spawn()?, self.label, &mut read));
         match status.map_err(|error| self.not_started(&error))? {
             status if status.success() => Ok(()),
             status => Err(self.failure(format!("{status}; its messages are above")).into()),
@@ -214,14 +223,14 @@ fn end(child: &mut Child) {
 }
 
 /// Shows a program's standard output, line by line, until the program ends.
-fn show(mut child: Child, read: &mut impl FnMut(&str)) -> io::Result<ExitStatus> {
+fn show(mut child: Child, label: &str, read: &mut impl FnMut(&str)) -> io::Result<ExitStatus> {
     let Some(output) = child.stdout.take() else { return child.wait() };
     let lines = lines(output)?;
     loop {
         match lines.recv_timeout(SILENCE) {
             Ok(line) => {
                 let line = String::from_utf8_lossy(&line);
-                print!("{line}");
+                print!("{label}{line}");
                 read(line.trim_end());
             }
             Err(RecvTimeoutError::Disconnected) => return child.wait(),

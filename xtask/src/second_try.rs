@@ -1,8 +1,16 @@
 //! Tests that fail beside others run once more, alone: on a busy machine a deadline may be missed.
 
-use anyhow::Result;
+use std::{
+    io,
+    thread::{self, ScopedJoinHandle},
+};
 
-use crate::run::{Step, say};
+use anyhow::{Result, anyhow};
+
+use crate::{
+    progress::both,
+    run::{Step, say},
+};
 
 /// More failures than these are no matter of a busy machine.
 const MAX: usize = 3;
@@ -16,22 +24,39 @@ struct Failures {
     names: Vec<String>,
 }
 
-/// Runs tests. If few fail, only these run again, alone; a test that passes then is reported as flaky.
+/// Runs tests, each step beside the others. If few fail, only these run again, alone: by `alone`, which can
+/// run any of them. A test that passes then is reported as flaky.
 ///
 /// # Errors
 /// If tests fail twice, if more than [`MAX`] fail, or if a test's process ends early.
-pub(crate) fn run(doing: &str, tests: impl Fn(&str) -> Step, args: &[&str]) -> Result<()> {
-    let mut failures = Failures::default();
-    let first = tests(doing).arg("--").args(args).run_reading(|line| failures.read(line));
-    let (Err(_), Some(names)) = (&first, failures.few()) else { return first };
+pub(crate) fn run(steps: impl IntoIterator<Item = Step>, alone: Step, args: &[&str]) -> Result<()> {
+    let ran = thread::scope(|scope| {
+        let start = |step: Step| {
+            let thread = thread::Builder::new().name("tests".to_owned());
+            thread.spawn_scoped(scope, || first(step, args))
+        };
+        let started: Vec<_> = steps.into_iter().map(start).collect();
+        let end = |run: io::Result<ScopedJoinHandle<'_, _>>| {
+            run?.join().map_err(|_| anyhow!("reading what tests print: panicked, see above"))
+        };
+        started.into_iter().map(end).collect::<Result<Vec<_>>>()
+    })?;
+    let all = ran.into_iter().fold((Ok(()), Some(Vec::new())), |(result, names), (one, failures)| {
+        let few = if one.is_ok() { Some(&[][..]) } else { failures.few() };
+        let names = names.zip(few).map(|(names, few)| [&names, few].concat());
+        (both(result, one), names.filter(|names| names.len() <= MAX))
+    });
+    let (Err(_), Some(names)) = all else { return all.0 };
     let listed = names.join(", ");
     say(format!("failed beside others, run once more, alone: {listed}"));
-    tests("running failed tests alone")
-        .args(["--", "--exact", "--test-threads=1"])
-        .args(names)
-        .run_reading(|_| ())?;
+    alone.args(["--", "--exact", "--test-threads=1"]).args(names).run_reading(|_| ())?;
     say(format!("FLAKY: failed beside others and passed alone, to be repaired: {listed}"));
     Ok(())
+}
+
+fn first(step: Step, args: &[&str]) -> (Result<()>, Failures) {
+    let mut failures = Failures::default();
+    (step.arg("--").args(args).run_reading(|line| failures.read(line)), failures)
 }
 
 // === impl Failures ===
@@ -109,15 +134,21 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
 
     #[test]
     fn a_test_that_fails_twice_fails_the_run() {
-        let step = |script: &'static str| move |doing: &str| Step::new("sh", doing, "").args(["-c", script]);
+        let step = |script: &str| Step::new("sh", "trying", "").args(["-c", script]);
         let output = "echo running 1 test; echo 'test a ... FAILED'; \
                       echo 'test result: FAILED. 0 passed; 1 failed; 0 ignored'; ";
-        let always: &'static str = Box::leak(format!("{output} exit 101").into_boxed_str());
-        assert!(run("trying", step(always), &["--test-threads=4"]).is_err());
+        let always = format!("{output} exit 101");
+        assert!(run([step(&always)], step(&always), &["--test-threads=4"]).is_err());
         // The arguments of the second try follow `sh -c script`.
-        let once: &'static str = Box::leak(
-            format!("{output} case \"$*\" in *--exact*a) exit 0;; esac; exit 101").into_boxed_str(),
-        );
-        run("trying", step(once), &["--test-threads=4"]).unwrap();
+        let once = format!("{output} case \"$*\" in *--exact*a) exit 0;; esac; exit 101");
+        run([step(&once)], step(&once), &["--test-threads=4"]).unwrap();
+        let passes = || step("echo running 0 tests; echo 'test result: ok. 0 passed; 0 failed'");
+        run([passes(), step(&once)], step(&once), &[]).unwrap();
+        let (four, crashes) = (output.repeat(4) + "exit 101", "echo running 1 test; exit 101");
+        for bad in [&four, crashes] {
+            assert!(run([step(&once), step(bad)], step(&once), &[]).is_err(), "{bad}");
+        }
+        let two = output.repeat(2) + "exit 101";
+        assert!(run([step(&two), step(&two)], step(&once), &[]).is_err(), "four in all");
     }
 }

@@ -1,6 +1,9 @@
 //! Every test there is, in the order of how soon it can fail.
 
-use anyhow::Result;
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
 
 use crate::{
     debug, dist, helm, leftovers, lint, previous,
@@ -12,6 +15,29 @@ use crate::{
 
 /// Tests that need root wait more than they compute: for timers of the kernel, for agents that start.
 const PRIVILEGED_THREADS: &str = "--test-threads=4";
+
+/// System tests that mostly wait, for timers of minutes or for the agent's memory to settle: they run beside
+/// the others, which use the processors.
+const WAITING: [&str; 4] = ["model", "monitor", "soak", "status"];
+const FAILED: &str = "running failed tests alone";
+
+/// The part of `cargo metadata` that names the tests.
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Package {
+    name: String,
+    targets: Vec<Target>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    kind: Vec<String>,
+    name: String,
+}
 
 /// Lints, checks the chart with helm, runs the unit tests, builds, runs the tests that need root, and checks
 /// that they left nothing behind. With `previous`, also tests upgrades from that commit, or from the last
@@ -46,16 +72,23 @@ fn units(ws: &Workspace) -> Result<()> {
     let remedy = "see which test failed, above";
     let tests = |doing: &str| debug::test(ws, doing, remedy).args(["--no-fail-fast", "--lib", "--bins"]);
     tests("building the unit tests").arg("--no-run").nice().run()?;
-    second_try::run("running the unit tests", tests, &[])?;
+    second_try::run([tests("running the unit tests")], tests(FAILED), &[])?;
     debug::test(ws, "running the examples in documentation", remedy).arg("--doc").run()?;
     dist::build_crashing(ws)?;
-    system_tests(ws, "building the system tests").arg("--no-run").nice().run()
+    system_tests(ws, "building the system tests", &["*"]).arg("--no-run").nice().run()
 }
 
 fn system(ws: &Workspace, has_previous: bool) -> Result<()> {
     let before = leftovers::look()?;
-    let tests = |doing: &str| dist::tell(ws, system_tests(ws, doing));
-    let mut tested = second_try::run("running the system tests", tests, &[PRIVILEGED_THREADS]);
+    let (waiting, busy): (Vec<_>, Vec<_>) =
+        system_test_names(ws)?.into_iter().partition(|name| WAITING.contains(&name.as_str()));
+    let tests = |doing: &str, names: &[String]| dist::tell(ws, system_tests(ws, doing, names));
+    let steps = [
+        tests("running the system tests", &busy),
+        tests("running the system tests that mostly wait", &waiting).labelled("waiting: "),
+    ];
+    let alone = tests(FAILED, &[busy.clone(), waiting.clone()].concat());
+    let mut tested = second_try::run(steps, alone, &[PRIVILEGED_THREADS]);
     if has_previous {
         tested = both(tested, upgrades(ws).run());
     }
@@ -70,7 +103,24 @@ fn upgrades(ws: &Workspace) -> Step {
     dist::tell(ws, step).args(["--test", "upgrade", "--", "--ignored", "--nocapture", PRIVILEGED_THREADS])
 }
 
-fn system_tests(ws: &Workspace, doing: &str) -> Step {
+fn system_tests(ws: &Workspace, doing: &str, names: &[impl AsRef<str>]) -> Step {
     // One run shows all that fails.
-    debug::test(ws, doing, "see the errors above").args(["--no-fail-fast", "--test", "*"])
+    let names = names.iter().flat_map(|name| ["--test", name.as_ref()]);
+    debug::test(ws, doing, "see the errors above").arg("--no-fail-fast").args(names)
+}
+
+/// The names of all system tests, each once: two packages may have one of the same name.
+fn system_test_names(ws: &Workspace) -> Result<BTreeSet<String>> {
+    let remedy = "run `cargo metadata --no-deps` and repair what it names";
+    let doing = "finding the system tests";
+    let printed = ws.cargo("metadata", doing, remedy).args(["--format-version", "1", "--no-deps"]).ask()?;
+    let Metadata { packages } = serde_json::from_str(&printed).context(doing)?;
+    let is_tested = |package: &Package| !debug::ALL.contains(&package.name.as_str());
+    let targets = packages.into_iter().filter(is_tested).flat_map(|package| package.targets);
+    let names: BTreeSet<String> =
+        targets.filter(|target| target.kind == ["test"]).map(|target| target.name).collect();
+    if let Some(gone) = WAITING.iter().find(|name| !names.contains(**name)) {
+        bail!("{doing}: there is none named {gone} (xtask/src/test.rs)");
+    }
+    Ok(names)
 }

@@ -19,7 +19,9 @@ macro_rules! of_the_programs {
 
 of_the_programs! {
     address: "../../../agent-ebpf/src/address.rs",
+    branchless: "../../../agent-ebpf/src/branchless.rs",
     checksum: "../../../agent-ebpf/src/checksum.rs",
+    ends: "../../../agent-ebpf/src/ends.rs",
     flow_key: "../../../agent-ebpf/src/flow_key.rs",
     headers: "../../../agent-ebpf/src/headers.rs",
     icmp: "../../../agent-ebpf/src/icmp.rs",
@@ -28,6 +30,7 @@ of_the_programs! {
 }
 
 mod checksums;
+mod conditions;
 mod extensions;
 mod frames;
 mod oracle;

@@ -12,11 +12,17 @@ pub struct Packet<'a> {
     pub linear: usize,
     /// 0 without GSO.
     pub gso_size: u32,
+    /// Offset of the frame in the data, not 0 for one inside of another packet.
+    pub start: usize,
 }
 
 // === impl Packet ===
 
 impl Packet<'_> {
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
     pub fn len(&self) -> u32 {
         self.frame.len().try_into().unwrap()
     }

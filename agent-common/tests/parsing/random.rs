@@ -15,7 +15,7 @@ use fastrand::Rng;
 
 use crate::{
     address::Address,
-    flow_key::Key,
+    ends::Ends,
     frames,
     headers::{Ethernet, Ipv4},
     icmp,
@@ -48,6 +48,7 @@ fn the_parsers_agree_with_the_decoder() {
         let packet = Packet {
             linear: rng.usize(frame.len().min(PULLED)..=frame.len()),
             gso_size: if rng.u8(..10) == 0 { *rng.choice(&[1, 40, 1400, 0xffff]).unwrap() } else { 0 },
+            start: *rng.choice(&[0, 50]).unwrap(),
             frame: &frame,
         };
         let ethernet = packet.header::<Ethernet>(0).unwrap();
@@ -108,6 +109,9 @@ fn check_transport(packet: &Packet<'_>, meta: &Meta, expected: &Decoded) {
     let bytes = packet.frame.get(expected.payload..).filter(|_| expected.offset == 0);
     let Some(bytes) = bytes.filter(|it| it.len() >= 8) else {
         assert!(meta.transport().is_none(), "{:02x?}", packet.frame);
+        let flow = *Ends::of(packet, meta).flow().as_flow();
+        assert_eq!((flow.low_port, flow.high_port), (0, 0), "{:02x?}", packet.frame);
+        assert_eq!(Ends::of(packet, meta).tcp_header(), None, "{:02x?}", packet.frame);
         return;
     };
     // The ports of TCP and SCTP are at the same place.
@@ -130,7 +134,12 @@ fn check_transport(packet: &Packet<'_>, meta: &Meta, expected: &Decoded) {
     };
     let mut ends = [(key(expected.ends[0]), ports[0]), (key(expected.ends[1]), ports[1])];
     ends.sort_unstable();
-    let found: FlowKey = *Key::of(meta).as_flow();
+    let own = Ends::of(packet, meta);
+    let flow = own.flow();
+    let is_high = expected.ends[0] != expected.ends[1] && key(expected.ends[0]) != ends[0].0;
+    assert_eq!(own.is_high(&flow), u8::from(is_high), "{:02x?}", packet.frame);
+    assert_eq!(own.tcp_header(), (expected.protocol == 6).then_some(packet.start + expected.payload));
+    let found: FlowKey = *flow.as_flow();
     let found_ends = [(found.low.address, found.low_port), (found.high.address, found.high_port)];
     assert_eq!((found.protocol, found_ends), (expected.protocol, ends), "{:02x?}", packet.frame);
 }
@@ -185,7 +194,7 @@ fn uses(packet: &Packet<'_>, meta: &Meta, is_v4: bool) {
     let _ = (
         meta::fragment_id(packet, meta.payload, !is_v4),
         size::fits(packet, meta, MTU),
-        Key::of(meta).hash(),
+        Ends::of(packet, meta).flow().hash(),
     );
 }
 

@@ -1,7 +1,7 @@
 //! The packet that is being judged, and the end for which: in a map and not on the stack, so that the
 //! verifier walks the code that judges once, and not once for every way that a packet can have come here.
 
-use core::{cell::Cell, mem::offset_of};
+use core::{cell::Cell, hint::black_box, mem::offset_of};
 
 use agent_common::{
     DropReason,
@@ -13,6 +13,7 @@ use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use super::{flows::NewView, subject::Judge};
 use crate::{
     address::Address,
+    clear,
     flow_key::Padded,
     headers::{ICMP, ICMPV6, Ipv4, Ipv6, SCTP, TCP, Transport, UDP},
     icmp,
@@ -427,7 +428,7 @@ impl Case {
     #[inline(always)]
     pub fn reason(&self) -> DropReason {
         // `black_box`: LLVM would remove the check.
-        let number = core::hint::black_box(self.verdict.get().reason);
+        let number = black_box(self.verdict.get().reason);
         if (number as usize) < DropReason::ALL.len() {
             // SAFETY: the reasons have the numbers from 0 on, without a gap (asserted in agent-common).
             unsafe { core::mem::transmute::<u32, DropReason>(number) }
@@ -480,13 +481,13 @@ impl End {
     #[inline(always)]
     pub fn sender(ifindex: u32) -> Self {
         let direction = direction::EGRESS;
-        Self { ifindex, direction, via: 0, origin: origin::OTHER, may_defer: 0, reserved: 0 }
+        Self { ifindex, direction, via: 0, origin: origin::OTHER, may_defer: clear::zero(), reserved: 0 }
     }
 
     #[inline(always)]
     pub fn receiver(ifindex: u32, via: u32) -> Self {
         let direction = direction::INGRESS;
-        Self { ifindex, direction, via, origin: origin::OTHER, may_defer: 0, reserved: 0 }
+        Self { ifindex, direction, via, origin: origin::OTHER, may_defer: clear::zero(), reserved: 0 }
     }
 }
 

@@ -4,7 +4,7 @@
 use agent_common::{
     DropReason,
     event::direction,
-    policy::{self as maps, Bits, NamedKey, Peer, RuleKey, Ruleset, Subject},
+    policy::{self as maps, Bits, NamedKey, Peer, PortRange, RuleKey, Ruleset, Subject},
 };
 use aya_ebpf::btf_maps::lpm_trie::Key;
 
@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     address::Address,
+    branchless::Condition,
     headers::{SCTP, TCP, UDP},
     nodes,
 };
@@ -128,9 +129,10 @@ fn judge(case: &Case) -> u32 {
     let Some(rules) = (unsafe { RULESETS.get(ruleset) }) else {
         return deny(case, DropReason::PolicyUnknown, Verdict { reason: 0, ruleset, class, bit: 0 });
     };
-    let (is_pod, is_known) = (is_pod != 0, is_known != 0 || origin == origin::OWN_NODE);
-    fill_peers(case, ruleset, rules, class, is_pod);
-    fill_bits(case, ruleset, rules, class, question, is_known);
+    fill_peers(case, ruleset, rules, class, Condition::nonzero(is_pod.into()).mask());
+    let is_others = Condition::nonzero((origin ^ origin::OWN_NODE).into());
+    let unknown = (!Condition::nonzero(is_known.into()) & is_others).mask();
+    fill_bits(case, ruleset, rules, class, question, unknown);
     let by = |bit| Verdict { reason: 0, ruleset, class, bit };
     let reason = if question.direction == direction::INGRESS {
         DropReason::PolicyIngress
@@ -152,7 +154,7 @@ fn judge(case: &Case) -> u32 {
     if rules.flags & Ruleset::ISOLATES != 0 {
         return match origin {
             _ if has_middle_bit(case, rules) => deferred,
-            origin::OTHER if is_known => deny(case, reason, by(0)),
+            origin::OTHER if unknown == 0 => deny(case, reason, by(0)),
             origin::OTHER => deny(case, DropReason::PeerUnknown, by(0)),
             _ => deferred,
         };
@@ -177,39 +179,34 @@ pub fn deny(case: &Case, reason: DropReason, verdict: Verdict) -> u32 {
     if case.subject.get().flags & Subject::AUDIT != 0 { answer::RECORD } else { answer::DENY }
 }
 
-/// The bits whose peers contain the other end.
+/// The bits whose peers contain the other end. `pods`: all bits for a pod, else none.
 #[inline(always)]
-fn fill_peers(case: &Case, ruleset: u32, rules: &Ruleset, class: u32, is_pod: bool) {
+fn fill_peers(case: &Case, ruleset: u32, rules: &Ruleset, class: u32, pods: u64) {
     // SAFETY: the row is copied at once.
     if let Some(peers) = unsafe { RULES.get(RuleKey { ruleset, class }) } {
         for (word, found) in case.peers.iter().zip(peers) {
             word.set(*found);
         }
     } else {
-        let pods = u64::from(is_pod).wrapping_neg();
         for ((word, any), pod) in case.peers.iter().zip(&rules.any).zip(&rules.any_pod) {
             word.set(any | pod & pods);
         }
     }
 }
 
-/// The bits whose peers and ports contain those of the packet.
+/// The bits whose peers and ports contain those of the packet. `of_unknown`: all bits for an unknown peer,
+/// else none.
 #[inline(always)]
-fn fill_bits(case: &Case, ruleset: u32, rules: &Ruleset, class: u32, question: Question, is_known: bool) {
+fn fill_bits(case: &Case, ruleset: u32, rules: &Ruleset, class: u32, question: Question, of_unknown: u64) {
     let Question { protocol, port, .. } = question;
     for (word, any) in case.bits.iter().zip(&rules.any_port) {
         word.set(*any);
     }
-    if matches!(protocol, TCP | UDP | SCTP) {
+    let is_other = |than: u8| Condition::nonzero((protocol ^ than).into());
+    if (is_other(TCP) & is_other(UDP) & is_other(SCTP)).factor() == 0 {
         if rules.flags & Ruleset::HAS_PORTS == 0 {
-            for (number, range) in (0_u32..).zip(&rules.ranges) {
-                if number >= rules.used {
-                    break;
-                }
-                if range.protocol == protocol && range.first <= port && port <= range.last {
-                    add(case, &range.bits);
-                    break;
-                }
+            if let Some(range) = range_of(rules, protocol, port) {
+                add(case, &range.bits);
             }
         } else {
             let key = PortKey { prefix_len: 64, ruleset, protocol, reserved: 0, port: port.to_be_bytes() };
@@ -227,10 +224,25 @@ fn fill_bits(case: &Case, ruleset: u32, rules: &Ruleset, class: u32, question: Q
             }
         }
     }
-    let of_unknown = u64::from(!is_known).wrapping_neg();
     for ((word, peers), unknown) in case.bits.iter().zip(&case.peers).zip(&rules.unknown) {
         word.set((peers.get() | unknown & of_unknown) & word.get());
     }
+}
+
+/// The range with a port: they do not overlap.
+#[inline(always)]
+fn range_of(rules: &Ruleset, protocol: u8, port: u16) -> Option<&PortRange> {
+    let (mut place, port) = (0, u64::from(port));
+    for (number, range) in (1..).zip(&rules.ranges) {
+        if number > rules.used {
+            break;
+        }
+        let is_below = Condition::greater(range.first.into(), port);
+        let is_above = Condition::greater(port, range.last.into());
+        let is_other = Condition::nonzero((range.protocol ^ protocol).into());
+        place |= u64::from(number) * (!(is_below | is_above | is_other)).factor();
+    }
+    rules.ranges.get((place as usize).wrapping_sub(1))
 }
 
 #[inline(always)]
@@ -248,8 +260,8 @@ fn lowest(case: &Case, rules: &Ruleset, tier: &Bits) -> Lowest {
     let words = case.bits.iter().zip(&case.peers).zip(tier).zip(&rules.accept).zip(&rules.pass);
     for ((((bits, peers), tier), accept), pass) in words {
         let of_tier = bits.get() & tier;
-        let is_first = u64::from(lowest.any == 0).wrapping_neg();
-        let bit = of_tier & of_tier.wrapping_neg() & core::hint::black_box(is_first);
+        let is_first = !Condition::nonzero(lowest.any);
+        let bit = of_tier & of_tier.wrapping_neg() & is_first.mask();
         lowest.any |= bit;
         lowest.peers |= bit & peers.get();
         lowest.accept |= bit & accept;

@@ -26,6 +26,7 @@ use self::{
     places::{ferrule_begin_flow, ferrule_keep_flow},
 };
 use crate::{
+    clear,
     counters::Direction,
     events,
     meta::Meta,
@@ -42,7 +43,7 @@ pub fn judge(vif: &VifEntry, ifindex: u32, direction: Direction) -> Result<Judge
     if judge.is_known() {
         return Ok(judge);
     }
-    note_unknown(ifindex, direction as u32);
+    ferrule_note_unknown(ifindex, direction as u32);
     Err(DropReason::PolicyUnknown)
 }
 
@@ -284,8 +285,10 @@ fn police_end(skb: *mut __sk_buff, case: &Case, is_receiver: bool) -> u32 {
 
 /// Notes where to count a packet of a pod of which it is not known what judges it.
 #[inline(never)]
-fn note_unknown(ifindex: u32, direction: u32) {
-    let Some(case) = case::get() else { return };
-    case.end.set(End { ifindex, direction, via: 0, origin: 0, may_defer: 0, reserved: 0 });
-    case.verdict.set(Verdict { reason: 0, ruleset: 0, class: 0, bit: 0 });
+#[unsafe(no_mangle)]
+extern "C" fn ferrule_note_unknown(ifindex: u32, direction: u32) -> u32 {
+    let Some(case) = case::get() else { return 0 };
+    case.end.set(End { direction, ..End::sender(ifindex) });
+    case.verdict.set(Verdict { reason: 0, ruleset: 0, class: clear::zero(), bit: 0 });
+    0
 }

@@ -20,8 +20,9 @@ use aya_ebpf::{Global, btf_maps::LruHashMap, macros::btf_map};
 
 use super::{
     case::{self, Case, Question},
-    flows::{POLICY_FLOWS, POLICY_PENDING, is_closed, now},
+    flows::{NewView, POLICY_FLOWS, POLICY_PENDING, is_closed, now},
 };
+use crate::branchless::{Condition, pick};
 
 #[btf_map]
 static POLICY_PLACES: LruHashMap<RingKey, ViewKey, { policy_places(MAX_POLICY_FLOWS as u32) as usize }> =
@@ -73,8 +74,9 @@ pub extern "C" fn ferrule_keep_flow() -> u32 {
     let key = case.view_key();
     let Some(pending) = POLICY_PENDING.get_ptr(key) else { return 0 };
     // SAFETY: an entry stays readable until the program returns, and has the bytes of a `NewView`; copied at
-    // once.
-    case.begun.set(unsafe { *pending.cast() });
+    // once, field by field: LLVM would make a loop for the bytes.
+    let NewView { used, epoch, peer, flags } = unsafe { *pending.cast() };
+    case.begun.set(NewView { used, epoch, peer, flags });
     let (view, places) = (case.begun(), POLICY_FLOWS_PER_POD.load());
     let ifindex = payer(key, view);
     // Otherwise, the flow's next packet tries again.
@@ -87,11 +89,10 @@ pub extern "C" fn ferrule_keep_flow() -> u32 {
 /// The pod in whose places a flow is: that which has begun the flow, if it is of this node.
 #[inline(always)]
 fn payer(key: &ViewKey, view: &View) -> u32 {
-    if view.flags & View::BEGUN_BY_PEER != 0 && view.peer != 0 {
-        view.peer
-    } else {
-        key.ifindex & !ViewKey::PAIR
-    }
+    let (own, peer) = (key.ifindex & !ViewKey::PAIR, view.peer);
+    let is_begun_by_peer = Condition::nonzero((view.flags & View::BEGUN_BY_PEER).into());
+    let is_peers = is_begun_by_peer & Condition::nonzero(peer.into());
+    pick(is_peers.mask(), peer.into(), own.into()) as u32
 }
 
 /// Gives a place of those from `first` on to the case's flow: an empty one, or that of an ended flow, or of
@@ -109,26 +110,26 @@ fn occupy<const N: usize>(
     let (mut hash, places, now) = (hash(case), places.max(1), now());
     // Neighbours instead would fill runs of places, whose flows displace each other while others are empty.
     let step = hash >> 16 | 1;
-    let (mut chosen, mut oldest) = (RingKey { ifindex, place: first + hash % places }, 0);
+    let (mut chosen, mut oldest) = (0, 0);
     for _ in 0..TRIES {
-        let place = RingKey { ifindex, place: first + hash % places };
+        let number = first + hash % places;
+        let place = RingKey { ifindex, place: number };
         hash = hash.wrapping_add(step);
         let Some(old) = place_of(case, place) else {
             return POLICY_PLACES.insert(place, case.view_key(), BPF_NOEXIST).is_ok();
         };
         let Some(view) = owned(case, flows, ifindex) else {
-            old.set(case.view_words());
+            occupy_place(case, old);
             return true;
         };
         if is_closed(view) {
             return displace(case, old, flows);
         }
         let age = age(view, now);
-        if age >= oldest {
-            (chosen, oldest) = (place, age);
-        }
+        let keeps = Condition::greater(oldest, age).mask();
+        (chosen, oldest) = (pick(keeps, chosen, number.into()), pick(keeps, oldest, age));
     }
-    let Some(old) = place_of(case, chosen) else { return false };
+    let Some(old) = place_of(case, RingKey { ifindex, place: chosen as u32 }) else { return false };
     // Otherwise, another CPU has used the flow, or taken the place.
     let is_chosen = owned(case, flows, ifindex).is_some_and(|view| age(view, now) == oldest);
     is_chosen && displace(case, old, flows)
@@ -165,9 +166,16 @@ fn displace<const N: usize>(
 ) -> bool {
     let is_removed = flows.remove(case.displaced_key()).is_ok();
     if is_removed {
-        place.set(case.view_words());
+        occupy_place(case, place);
     }
     is_removed
+}
+
+/// Word by word: LLVM would make a loop for the bytes.
+#[inline(always)]
+fn occupy_place(case: &Case, place: &Cell<[u64; 4]>) {
+    let [a, b, c, d] = case.view_words();
+    place.set([a, b, c, d]);
 }
 
 /// The displaced flow; `None` if the flow is gone, or in a place of another pod.

@@ -15,12 +15,12 @@ use crate::{
 /// Limits of verified instructions, a little above the current numbers, so that a regression is seen. The
 /// kernel's limit is a million. Kernels differ in how they prune.
 const BUDGET: [(Program, u32); 6] = [
-    (Program::FromPod, 87_000),
-    (Program::ToPod, 64_000),
-    (Program::FromTunnel, 49_000),
-    (Program::FromUplink, 57_000),
-    (Program::ToTunnel, 53_000),
-    (Program::ToLink, 54_000),
+    (Program::FromPod, 45_000),
+    (Program::ToPod, 27_000),
+    (Program::FromTunnel, 29_500),
+    (Program::FromUplink, 29_000),
+    (Program::ToTunnel, 21_500),
+    (Program::ToLink, 21_500),
 ];
 
 #[test]

@@ -14,10 +14,10 @@ use object::{
 const BUDGET: [(&str, u64); 6] = [
     ("from_pod", 480),
     ("to_pod", 448),
-    ("from_tunnel", 480),
-    ("from_uplink", 480),
-    ("to_tunnel", 352),
-    ("to_link", 352),
+    ("from_tunnel", 448),
+    ("from_uplink", 448),
+    ("to_tunnel", 416),
+    ("to_link", 448),
 ];
 /// `MAX_BPF_STACK` in the kernel's `linux/filter.h`.
 const KERNEL_LIMIT: u64 = 512;

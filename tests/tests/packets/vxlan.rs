@@ -384,6 +384,33 @@ fn all_other_packets_of_the_tunnel_are_left_as_they_are() {
     .unwrap();
 }
 
+/// The flags of the inner packet count, which is not at the start of the data.
+#[test]
+fn a_reset_inside_of_the_tunnel_ends_a_translated_flow() {
+    const FLAGS: usize = 13;
+    const ACK: u8 = 0x10;
+    const RST: u8 = 4;
+    with_pods(|programs| {
+        prepare(programs)?;
+        let (client, server) = ((EndpointKey::ipv4(REMOTE_V4), 41000), (EndpointKey::ipv4(A.v4), 8080));
+        let key = FlowKey::between(TCP, client, server);
+        record(programs, &key)?;
+        let mut used = |flags| -> anyhow::Result<u32> {
+            let mut segment = tcp(41000, 8080, b"");
+            *segment.get_mut(FLAGS).context("no flags")? = flags;
+            let outer = Outer::around(inner_frame(IPV4, &sent().with(&segment)));
+            receive(programs, SkBuff::on(UPLINK), &outer)?.expect(TC_ACT_UNSPEC)?;
+            Ok(programs.stack_flows.get(&key, 0)?.used)
+        };
+        let (open, reset) = (used(ACK)?, used(RST)?);
+        // The end of a flow is in the upper bits of its time.
+        ensure!(used(ACK)?.wrapping_sub(reset) < 1 << 20, "{open:x} {reset:x}");
+        ensure!(open.wrapping_sub(reset) > 1 << 29, "{open:x} {reset:x}");
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// The tunnel device queues what it unpacks: a packet that the programs unpack would overtake.
 #[test]
 fn a_flow_with_packets_that_the_device_unpacks_is_left_to_the_device_for_a_while() {

@@ -124,6 +124,27 @@ fn peers_ports_ranges_and_names_differ() {
 }
 
 #[test]
+fn all_ports_that_a_ruleset_contains_are_found() {
+    const MOST: u16 = agent_common::policy::MAX_RANGES as u16;
+    let of = |protocol: &str, first: u16| json!({"protocol": protocol, "port": first, "endPort": first + 1});
+    let both = |first| [of("TCP", first), of("UDP", first)];
+    let ports: Vec<_> = (0..MOST / 2).flat_map(|number| both(100 + 3 * number)).collect();
+    with_policies([policy("b", json!({"ingress": [{"from": [app("a")], "ports": ports}]}))], |node| {
+        for port in 99..=100 + 3 * MOST / 2 {
+            let datagram = v4(A.v4, B.v4, UDP, &udp(1, port, b""));
+            let is_allowed = (100..100 + 3 * MOST / 2).contains(&port) && (port - 100) % 3 < 2;
+            let about = format!("port {port}");
+            node.check(&[
+                (&about, Sends(A, syn(A, B, port)), is_allowed),
+                (&about, Sends(A, datagram), is_allowed),
+            ])?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn more_ports_than_a_ruleset_contains_are_in_a_trie() {
     let ports: Vec<_> = (0..40).map(|number| json!({"port": 100 + 3 * number})).collect();
     with_policies([policy("b", json!({"ingress": [{"from": [app("a")], "ports": ports}]}))], |node| {
