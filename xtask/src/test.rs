@@ -82,12 +82,12 @@ fn system(ws: &Workspace, has_previous: bool) -> Result<()> {
     let before = leftovers::look()?;
     let (waiting, busy): (Vec<_>, Vec<_>) =
         system_test_names(ws)?.into_iter().partition(|name| WAITING.contains(&name.as_str()));
-    let tests = |doing: &str, names: &[String]| dist::tell(ws, system_tests(ws, doing, names));
     let steps = [
-        tests("running the system tests", &busy),
-        tests("running the system tests that mostly wait", &waiting).labelled("waiting: "),
+        system_tests(ws, "running the system tests", &busy),
+        system_tests(ws, "running the system tests that mostly wait", &waiting).labelled("waiting: "),
     ];
-    let alone = tests(FAILED, &[busy.clone(), waiting.clone()].concat());
+    let steps = steps.map(|step| dist::tell(ws, step));
+    let alone = dist::tell(ws, system_tests(ws, FAILED, &["*"]));
     let mut tested = second_try::run(steps, alone, &[PRIVILEGED_THREADS]);
     if has_previous {
         tested = both(tested, upgrades(ws).run());

@@ -50,7 +50,7 @@ use crate::{
     log,
     masquerade::Masquerade,
     metrics::Metrics,
-    monitor::{self, Endings, History, ObserverService, Recorder},
+    monitor::{self, Endings, History, KnownPods, ObserverService, Recorder},
     nodes::{Keeper, Nodes, Outside},
     observe::{
         AgentService, Verifier,
@@ -356,14 +356,13 @@ fn monitor(
     metrics.links.read_from(move || monitor::counters::links(&links));
     let programs = Arc::clone(&dataplane);
     metrics.programs.read_from(move || programs.programs());
-    let denials = Arc::clone(&parts.enforcer);
-    let owners = Arc::clone(&parts.registry);
-    let recorder = Recorder::new(owners, Arc::clone(&history), denials, metrics.monitor.clone());
+    let (denials, remote) = (Arc::clone(&parts.enforcer), Arc::clone(&parts.enforcer));
+    let pods = KnownPods { registry: Arc::clone(&parts.registry), remote };
+    let recorder = Recorder::new(pods.clone(), Arc::clone(&history), denials, metrics.monitor.clone());
     let monitor = health.component("monitor", false, "not recording yet");
     tasks.spawn("monitor", recorder.run(reader, monitor));
-    let (flows, owners, records) =
-        (Arc::clone(&dataplane), Arc::clone(&parts.registry), Arc::clone(&history));
-    let endings = Endings::new(flows, owners, records, metrics.monitor.clone());
+    let (flows, records) = (Arc::clone(&dataplane), Arc::clone(&history));
+    let endings = Endings::new(flows, pods, records, metrics.monitor.clone());
     tasks.spawn("flow-endings", endings.run());
     let sampling = move || dataplane.flow_sampling();
     let observer = ObserverService::new(Arc::clone(&history), sampling, node_name.to_owned());

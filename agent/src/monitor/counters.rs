@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use agent_common::Counters;
 use nix::net::if_::if_indextoname;
 
-use super::show;
+use super::seen;
 use crate::{
     dataplane::Dataplane,
     metrics::{LinkCounters, PodCounters, PodLabels},
@@ -57,7 +57,7 @@ fn sum(interfaces: impl Iterator<Item = (PodLabels, Counters)>) -> Vec<PodCounte
 fn labels(owner: &Owner) -> PodLabels {
     PodLabels {
         namespace: owner.pod.namespace.clone(),
-        pod: show::pod_name(owner).to_owned(),
+        pod: seen::pod_name(owner).to_owned(),
         interface: owner.key.ifname.to_string(),
     }
 }

@@ -15,18 +15,22 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use super::{clock::WallClock, history::History, seen::Seen};
+use super::{
+    clock::WallClock,
+    history::History,
+    seen::{KnownPods, Seen},
+};
 use crate::{
     chain::chain,
     dataplane::{Dataplane, MapFailure},
     metrics::MonitorMetrics,
-    registry::{Registry, since_boot},
+    registry::since_boot,
 };
 
 /// Looks at the flows that are counted, while any are.
 pub struct Endings {
     dataplane: Arc<Dataplane>,
-    registry: Arc<Registry>,
+    pods: KnownPods,
     history: Arc<History>,
     metrics: MonitorMetrics,
     clock: WallClock,
@@ -55,11 +59,11 @@ const IDLE: Duration = Duration::from_secs(60);
 impl Endings {
     pub fn new(
         dataplane: Arc<Dataplane>,
-        registry: Arc<Registry>,
+        pods: KnownPods,
         history: Arc<History>,
         metrics: MonitorMetrics,
     ) -> Self {
-        Self { dataplane, registry, history, metrics, clock: WallClock::default() }
+        Self { dataplane, pods, history, metrics, clock: WallClock::default() }
     }
 
     /// Runs until dropped.
@@ -109,7 +113,7 @@ impl Endings {
                 stats,
             });
             self.metrics.record(&event);
-            self.history.push(Seen::new(&event, &*self.registry, &mut self.clock));
+            self.history.push(Seen::new(&event, &self.pods, &mut self.clock));
         }
     }
 }

@@ -30,4 +30,5 @@ pub use endings::Endings;
 pub use history::History;
 pub use recent::drops;
 pub use recorder::Recorder;
+pub use seen::KnownPods;
 pub use service::ObserverService;

@@ -5,17 +5,17 @@ use ferrule_proto::agent::DroppedPacket;
 
 use super::{
     history::{CAPACITY, History},
-    seen::{Direction, Seen, Verdict},
+    seen::{Direction, Pod, Seen, Verdict},
     show,
 };
-use crate::registry::{Key, Owner};
+use crate::registry::Key;
 
 /// The last dropped packets with one of these attachments at an end, the newest first; without those to
 /// multicast groups, which the kernel of every pod sends.
 pub fn drops(history: &History, of: &[Key], most: usize) -> Vec<DroppedPacket> {
     let is_its = |seen: &Seen| {
         let ends = [&seen.source, &seen.destination];
-        ends.into_iter().flatten().any(|owner| of.contains(&owner.key))
+        ends.into_iter().flatten().filter_map(Pod::own).any(|owner| of.contains(&owner.key))
     };
     let entries = history.read(0, CAPACITY).entries;
     let all = entries.iter().rev().filter(|it| is_its(it)).filter_map(|it| shown(it));
@@ -34,16 +34,16 @@ fn shown(seen: &Seen) -> Option<DroppedPacket> {
             Some((macs.source, macs.destination))
         })
         .unwrap_or_default();
-    let named = |owner: Option<&Owner>, address: String| match owner {
-        Some(owner) if owner.pod.name.is_empty() => format!("{} ({address})", show::pod_name(owner)),
-        Some(owner) => format!("{} ({address})", owner.pod),
+    let named = |pod: Option<&Pod>, address: String| match pod {
+        Some(pod) if pod.namespace().is_empty() => format!("{} ({address})", pod.name()),
+        Some(pod) => format!("{}/{} ({address})", pod.namespace(), pod.name()),
         None => address,
     };
     Some(DroppedPacket {
         time_ms: seen.time / 1_000_000,
         direction: direction(seen.direction).to_owned(),
-        source: named(seen.source.as_deref(), source),
-        destination: named(seen.destination.as_deref(), destination),
+        source: named(seen.source.as_ref(), source),
+        destination: named(seen.destination.as_ref(), destination),
         summary: flow.summary,
         reason: flow.ferrule.map(|it| it.reason).unwrap_or_default(),
         audited: is_audited,

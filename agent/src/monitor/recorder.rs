@@ -4,19 +4,23 @@ use std::{future::pending, sync::Arc};
 
 use agent_common::event::Event;
 
-use super::{clock::WallClock, history::History, packet::Packet, seen::Seen};
+use super::{
+    clock::WallClock,
+    history::History,
+    packet::Packet,
+    seen::{KnownPods, Seen},
+};
 use crate::{
     chain::chain,
     dataplane::{EventReader, MapFailure},
     health::Reporter,
     metrics::MonitorMetrics,
     policy::{Denial, Denials},
-    registry::Registry,
 };
 
 /// Explains records and adds them to the history.
 pub struct Recorder {
-    registry: Arc<Registry>,
+    pods: KnownPods,
     history: Arc<History>,
     denials: Arc<dyn Denials>,
     metrics: MonitorMetrics,
@@ -27,12 +31,12 @@ pub struct Recorder {
 
 impl Recorder {
     pub fn new(
-        registry: Arc<Registry>,
+        pods: KnownPods,
         history: Arc<History>,
         denials: Arc<dyn Denials>,
         metrics: MonitorMetrics,
     ) -> Self {
-        Self { registry, history, denials, metrics, clock: WallClock::default() }
+        Self { pods, history, denials, metrics, clock: WallClock::default() }
     }
 
     /// Records until dropped. Without records, everything else works.
@@ -55,7 +59,7 @@ impl Recorder {
             return;
         };
         self.metrics.record(&event);
-        let seen = Seen::new(&event, &*self.registry, &mut self.clock);
+        let seen = Seen::new(&event, &self.pods, &mut self.clock);
         let denial = self.denial(&event, &seen.packet);
         self.history.push(Seen { denial, ..seen });
     }

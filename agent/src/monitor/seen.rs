@@ -13,7 +13,7 @@ use super::{
     packet::{Icmp, Ip, Network, Packet, Ports, TcpFlags, Transport, protocol},
 };
 use crate::{
-    policy::Denial,
+    policy::{Denial, RemotePod, RemotePods},
     registry::{Owner, Registry},
 };
 
@@ -26,9 +26,9 @@ pub struct Seen {
     /// Of the pod behind `interface`.
     pub direction: Direction,
     pub interface: Interface,
-    /// `None` unless the end is a pod of this node.
-    pub source: Option<Arc<Owner>>,
-    pub destination: Option<Arc<Owner>>,
+    /// `None` unless the end is a known pod.
+    pub source: Option<Pod>,
+    pub destination: Option<Pod>,
     /// Earlier records that the programs did not write, because there were too many.
     pub suppressed: u32,
     /// The same, because the ring buffer was full.
@@ -36,6 +36,14 @@ pub struct Seen {
     pub verdict: Verdict,
     /// Which policies denied the packet.
     pub denial: Option<Box<Denial>>,
+}
+
+/// The pod at an end.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Pod {
+    /// Of this node.
+    Own(Arc<Owner>),
+    Remote(RemotePod),
 }
 
 /// The pod's: egress leaves the pod.
@@ -100,11 +108,29 @@ pub enum FlowState {
 pub trait Owners {
     fn behind(&self, ifindex: u32) -> Option<Arc<Owner>>;
     fn of_address(&self, address: IpAddr) -> Option<Arc<Owner>>;
+    /// The pod of another node. When it got the address is not known.
+    fn elsewhere(&self, address: IpAddr) -> Option<RemotePod>;
 }
+
+/// The pods of this node, and those of others.
+#[derive(Clone)]
+pub struct KnownPods {
+    pub registry: Arc<Registry>,
+    pub remote: Arc<dyn RemotePods>,
+}
+
+/// Characters of a container's ID that stand for its pod's name.
+const SHORT_ID: usize = 12;
 
 /// Types of ICMP messages that begin a flow: echo requests (RFC 792, RFC 4443).
 const ECHO_V4: u8 = 8;
 const ECHO_V6: u8 = 128;
+
+/// The name of a pod, or the beginning of the container's ID if the runtime named no pod.
+pub(super) fn pod_name(owner: &Owner) -> &str {
+    let id = owner.key.container_id.as_str();
+    if owner.pod.name.is_empty() { id.get(..SHORT_ID).unwrap_or(id) } else { &owner.pod.name }
+}
 
 // === impl Seen ===
 
@@ -172,16 +198,22 @@ impl Seen {
     }
 
     /// Joins the pods. The end at the interface is the pod behind it, whatever address the packet claims; the
-    /// other end is the pod with the packet's address. No pod of this node has sent what comes from another
-    /// host.
+    /// other end is the pod with the packet's address, of this node or of another. No pod of this node has
+    /// sent what comes from another host, and nothing proves that one of that node has.
     ///
     /// `since_boot_ns`: the time at which the pods were at their ends. A pod that was attached later, with
     /// the same interface index or address, is none of them.
     fn joined(mut self, owners: &impl Owners, since_boot_ns: u64) -> Self {
         let was_there = |owner: &Arc<Owner>| owner.since_boot_ns <= since_boot_ns;
         let is_same = |owner: &Arc<Owner>| [0, owner.generation].contains(&self.interface.generation);
-        let own = owners.behind(self.interface.ifindex).filter(is_same).filter(was_there);
-        let of_address = |address: Option<IpAddr>| owners.of_address(address?).filter(was_there);
+        let own = owners.behind(self.interface.ifindex).filter(is_same).filter(was_there).map(Pod::Own);
+        let of_address = |address: Option<IpAddr>| {
+            let (address, own) = (address?, owners.of_address(address?));
+            match own {
+                Some(owner) => Some(owner).filter(was_there).map(Pod::Own),
+                None => owners.elsewhere(address).map(Pod::Remote),
+            }
+        };
         let (source, destination) = match &self.packet.network {
             Network::Ip(ip) => (Some(ip.source), Some(ip.destination)),
             Network::Arp(arp) => (Some(arp.sender.1), Some(arp.target.1)),
@@ -199,20 +231,60 @@ impl Seen {
     /// The name of the host interface, if its pod is known.
     pub fn interface_name(&self) -> Option<&str> {
         let ends = [&self.source, &self.destination];
-        let links = ends.into_iter().flatten().filter_map(|owner| owner.link.as_ref());
+        let links = ends.into_iter().flatten().filter_map(|pod| pod.own()?.link.as_ref());
         links.filter(|link| link.ifindex == self.interface.ifindex).map(|link| link.ifname.as_str()).next()
     }
 }
 
 // === impl Owners ===
 
-impl Owners for Registry {
+impl Owners for KnownPods {
     fn behind(&self, ifindex: u32) -> Option<Arc<Owner>> {
-        Self::behind(self, ifindex)
+        self.registry.behind(ifindex)
     }
 
     fn of_address(&self, address: IpAddr) -> Option<Arc<Owner>> {
-        Self::of_address(self, address)
+        self.registry.of_address(address)
+    }
+
+    fn elsewhere(&self, address: IpAddr) -> Option<RemotePod> {
+        self.remote.with_address(address)
+    }
+}
+
+// === impl Pod ===
+
+impl Pod {
+    /// The attachment of a pod of this node.
+    pub fn own(&self) -> Option<&Owner> {
+        match self {
+            Self::Own(owner) => Some(owner),
+            Self::Remote(_) => None,
+        }
+    }
+
+    /// Empty if the runtime named no pod.
+    pub fn namespace(&self) -> &str {
+        match self {
+            Self::Own(owner) => &owner.pod.namespace,
+            Self::Remote(pod) => &pod.namespace,
+        }
+    }
+
+    /// See [`pod_name`].
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Own(owner) => pod_name(owner),
+            Self::Remote(pod) => &pod.name,
+        }
+    }
+
+    /// All addresses of a pod of this node, and the known one of another.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        match self {
+            Self::Own(owner) => owner.addresses.iter().collect(),
+            Self::Remote(pod) => vec![pod.address],
+        }
     }
 }
 

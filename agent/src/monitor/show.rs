@@ -12,18 +12,14 @@ use prost_types::Timestamp;
 
 use super::{
     packet::{Icmp, Ip, Network, Packet, Ports, TcpFlags, Transport},
-    seen::{Direction, Flow, FlowState, Reason, Seen, Verdict},
+    seen::{Direction, Flow, FlowState, Pod, Reason, Seen, Verdict},
 };
-use crate::registry::Owner;
 
 /// Kinds of events of Cilium, and the places of trace events: in Cilium's source, `pkg/monitor/api/types.go`.
 const DROP_EVENT: i32 = 1;
 const TRACE_EVENT: i32 = 4;
 const TO_ENDPOINT: i32 = 0;
 const FROM_ENDPOINT: i32 = 5;
-
-/// Characters of a container's ID that stand for its pod's name.
-const SHORT_ID: usize = 12;
 
 /// The message of an entry.
 #[expect(deprecated, reason = "fields that clients of Hubble show")]
@@ -44,8 +40,8 @@ pub fn flow(seen: &Seen, node_name: &str) -> flow::Flow {
             ip_version: version(ip.source).into(),
         }),
         l4: seen.packet.transport().map(|it| Layer4 { protocol: Some(layer4(it)) }),
-        source: seen.source.as_deref().map(endpoint),
-        destination: seen.destination.as_deref().map(endpoint),
+        source: seen.source.as_ref().map(endpoint),
+        destination: seen.destination.as_ref().map(endpoint),
         r#type: FlowType::L3L4.into(),
         node_name: node_name.to_owned(),
         event_type: Some(event_type(seen)),
@@ -147,12 +143,6 @@ pub(super) fn version(address: IpAddr) -> IpVersion {
     if address.is_ipv4() { IpVersion::IPv4 } else { IpVersion::IPv6 }
 }
 
-/// The name of the pod, or the beginning of the container's ID if the runtime named no pod.
-pub(super) fn pod_name(owner: &Owner) -> &str {
-    let id = owner.key.container_id.as_str();
-    if owner.pod.name.is_empty() { id.get(..SHORT_ID).unwrap_or(id) } else { &owner.pod.name }
-}
-
 fn observation_point(seen: &Seen) -> TraceObservationPoint {
     match (seen.verdict, seen.direction) {
         (Verdict::Forwarded(_), Direction::Ingress) => TraceObservationPoint::ToEndpoint,
@@ -161,11 +151,11 @@ fn observation_point(seen: &Seen) -> TraceObservationPoint {
     }
 }
 
-fn endpoint(owner: &Owner) -> Endpoint {
+fn endpoint(pod: &Pod) -> Endpoint {
     Endpoint {
-        namespace: owner.pod.namespace.clone(),
-        pod_name: pod_name(owner).to_owned(),
-        addresses: owner.addresses.iter().map(|it| it.to_string()).collect(),
+        namespace: pod.namespace().to_owned(),
+        pod_name: pod.name().to_owned(),
+        addresses: pod.addresses().iter().map(IpAddr::to_string).collect(),
     }
 }
 

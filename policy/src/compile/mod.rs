@@ -25,7 +25,7 @@ mod rulesets;
 mod select;
 mod settle;
 
-use std::{collections::BTreeSet, mem::take};
+use std::{collections::BTreeSet, mem::take, net::IpAddr};
 
 use self::{
     blocks::Blocks, classes::Classes, output::Output, predicates::Predicates, rulesets::Rulesets,
@@ -36,7 +36,7 @@ use crate::{
     Table, Verdict,
     lookup::Reason,
     rows::{EndpointRow, Op, RuleKey},
-    store::{Facet, Store, Uid, Work},
+    store::{Facet, Kind, Store, Uid, Work},
     trace::{Traffic, is_port},
 };
 
@@ -170,6 +170,13 @@ impl Compiler {
         let group = party.and_then(|it| self.store.group(it));
         let namespace = group.and_then(|it| it.namespace.as_ref());
         namespace.is_some_and(|it| self.store.namespaces.contains(it))
+    }
+
+    /// Namespace and name of the pod that has an address, as far as it is known.
+    pub fn pod_with(&self, address: IpAddr) -> Option<(&str, &str)> {
+        let party = self.store.owner(address.into()).filter(|party| party.kind == Kind::Pod)?;
+        let namespace = self.store.group(party)?.namespace.as_ref()?;
+        Some((namespace.text(), &party.name))
     }
 
     /// The endpoints without rows, because their pods or namespaces are not known yet: they pass nothing.

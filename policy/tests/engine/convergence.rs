@@ -9,7 +9,7 @@ use ferrule_policy::{Change, Compiler, Direction, Op, Packet, Rows, Verdict, loo
 use super::{
     oracle::{self, Way},
     random::{self, TRAFFIC},
-    world::{End, Engine, Traffic, World, packet},
+    world::{End, Engine, Pod, Traffic, World, packet},
 };
 
 /// Clusters by default; `FERRULE_POLICY_CLUSTERS` has another number, for hours.
@@ -91,8 +91,8 @@ fn check(seed: u64, world: &World, engine: &Engine) {
 
 /// Each address is known as what the world says, and no others are known.
 fn check_marks(seed: u64, world: &World, engine: &Engine) {
-    let living = world.pods.values().filter(|pod| !pod.is_terminal && !pod.host_network);
-    let pods: BTreeSet<_> = living.flat_map(|pod| &pod.addresses).collect();
+    let living = || world.pods.values().filter(|pod| !pod.is_terminal && !pod.host_network);
+    let pods: BTreeSet<_> = living().flat_map(|pod| &pod.addresses).collect();
     let services: BTreeSet<_> = world.services.values().flatten().collect();
     let known: BTreeSet<_> = pods.iter().chain(&services).copied().chain(&world.own).collect();
     for address in known {
@@ -101,6 +101,10 @@ fn check_marks(seed: u64, world: &World, engine: &Engine) {
         let is_pod = pods.contains(address);
         let expected = (is_pod, !is_pod && services.contains(address), world.own.contains(address));
         assert_eq!(found, Some(expected), "seed {seed}: {address} in {world:#?}");
+        let found = engine.compiler.pod_with(*address);
+        let has = |pod: &Pod| found == Some((&pod.namespace, &pod.name)) && pod.addresses.contains(address);
+        let is_named = if is_pod { living().any(has) } else { found.is_none() };
+        assert!(is_named, "seed {seed}: {address} is {found:?} in {world:#?}");
     }
 }
 

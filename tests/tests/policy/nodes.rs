@@ -6,10 +6,11 @@ use ferrule_tests::{
     apiserver::{ApiServer, Resource, objects},
     fabric::{Member, with_fabric},
     pod::Pod,
+    sys::wait_until,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::scene::{By, Servers, WEB, expect, make_namespaces, schedule, wait_until_reached};
+use crate::scene::{By, Servers, TIMEOUT, WEB, expect, make_namespaces, schedule, wait_until_reached};
 
 /// Attaches a pod, with its object, and reports its addresses as a kubelet does.
 fn attach(api: &ApiServer, node: &Member, namespace: &str, name: &str) -> anyhow::Result<(Pod, Servers)> {
@@ -63,6 +64,15 @@ fn pods_of_other_nodes_are_judged_by_their_labels_in_both_directions() {
             expect(&server, &other, by, true)?;
             expect(&server, &far, by, true)?;
         }
+        wait_until("the receiver's node names the sender of a dropped packet", TIMEOUT, || {
+            expect(&other, &server, WEB, false)?;
+            let records = one.on(|node| node.ctl(&["drops", "--pod", "web/other", "-o", "json"]))?;
+            let names_both = |record: Value| {
+                let name = |end: &str| record.pointer(end).and_then(Value::as_str).unwrap_or_default();
+                name("/flow/source/pod_name") == "other" && name("/flow/destination/pod_name") == "server"
+            };
+            Ok(records.lines().filter_map(|it| serde_json::from_str(it).ok()).any(names_both))
+        })?;
         let label = json!({ "metadata": { "labels": { "app": "front" } } });
         api.patch(Resource::Pods, "web", "far", label)?;
         wait_until_reached(&far, &server, WEB, true)?;

@@ -1,18 +1,15 @@
 //! One field of a filter: matches if any of its values does.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use ferrule_proto::flow::{EventTypeFilter, FlowFilter, NetworkInterface, TcpFlags as Flags};
 use ipnet::IpNet;
 
 use super::error::{FilterError, MAX_VALUES};
-use crate::{
-    monitor::{
-        packet::{TcpFlags, Transport},
-        seen::Seen,
-        show,
-    },
-    registry::Owner,
+use crate::monitor::{
+    packet::{TcpFlags, Transport},
+    seen::{Pod, Seen},
+    show,
 };
 
 /// A field with its values.
@@ -106,7 +103,7 @@ impl Field {
                 end.address(seen).is_some_and(|address| nets.iter().any(|net| net.contains(&address)))
             }
             Self::Pod(end, patterns) => {
-                end.owner(seen).is_some_and(|owner| patterns.iter().any(|it| it.matches(owner)))
+                end.pod(seen).is_some_and(|pod| patterns.iter().any(|it| it.matches(pod)))
             }
             Self::Port(end, ports) => end.port(seen).is_some_and(|port| ports.contains(&port)),
             Self::Protocol(protocols) => {
@@ -132,7 +129,7 @@ impl Field {
 // === impl End ===
 
 impl End {
-    fn owner(self, seen: &Seen) -> Option<&Arc<Owner>> {
+    fn pod(self, seen: &Seen) -> Option<&Pod> {
         match self {
             Self::Source => seen.source.as_ref(),
             Self::Destination => seen.destination.as_ref(),
@@ -166,9 +163,9 @@ impl PodPattern {
         (!text.is_empty() && !prefix.contains('/')).then(|| Self { namespace, prefix: prefix.to_owned() })
     }
 
-    fn matches(&self, owner: &Owner) -> bool {
-        self.namespace.as_ref().is_none_or(|namespace| *namespace == owner.pod.namespace)
-            && show::pod_name(owner).starts_with(&self.prefix)
+    fn matches(&self, pod: &Pod) -> bool {
+        self.namespace.as_ref().is_none_or(|namespace| namespace == pod.namespace())
+            && pod.name().starts_with(&self.prefix)
     }
 }
 

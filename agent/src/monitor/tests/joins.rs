@@ -1,7 +1,5 @@
 //! Which pods are at the ends of a packet or a flow.
 
-use std::sync::Arc;
-
 use agent_common::{
     DropReason, EndpointKey, FlowKey,
     event::{DropRecord, Event, FlowRecord, FlowStats, FlowTraffic, direction, flow_state, kind},
@@ -12,17 +10,17 @@ use crate::{
     monitor::{
         clock::WallClock,
         packet::{TcpFlags, Transport},
-        seen::{Direction, Flow, FlowState, Reason, Seen, Verdict},
+        seen::{Direction, Flow, FlowState, Pod, Reason, Seen, Verdict},
     },
-    registry::Owner,
+    policy::RemotePod,
 };
 
 /// Of a pod that was attached 0.9 s after boot: a generation is 2^20 ns.
 const ATTACHED: u64 = 900_000_000;
 const GENERATION: u32 = 858;
 
-fn name(owner: &Option<Arc<Owner>>) -> &str {
-    owner.as_ref().map_or("-", |it| &it.pod.name)
+fn name(pod: &Option<Pod>) -> &str {
+    pod.as_ref().map_or("-", Pod::name)
 }
 
 fn ends(seen: &Seen) -> (&str, &str) {
@@ -48,6 +46,20 @@ fn a_packet_to_a_pod_is_for_the_pod_behind_the_interface() {
     let seen = seen(DropRecord { direction: direction::INGRESS, ..dropped(2, &frame) }, &pods);
     assert_eq!(ends(&seen), ("pod1", "pod2"));
     assert_eq!(seen.interface_name(), Some("fr2"));
+}
+
+#[test]
+fn a_pod_of_another_node_is_named_unless_the_packet_came_by_a_link() {
+    let pods = Pods::new(&[(2, ATTACHED)]);
+    let (arrives, leaves) = (syn([10, 0, 1, 7], [10, 0, 0, 2]), syn([10, 0, 0, 2], [10, 0, 1, 8]));
+    let arriving = seen(DropRecord { direction: direction::INGRESS, ..dropped(2, &arrives) }, &pods);
+    assert_eq!(ends(&arriving), ("pod7", "pod2"));
+    let address = [10, 0, 1, 7].into();
+    let remote = RemotePod { namespace: "far".to_owned(), name: "pod7".to_owned(), address };
+    assert_eq!(arriving.source, Some(Pod::Remote(remote)));
+    assert_eq!(ends(&seen(dropped(2, &leaves), &pods)), ("pod2", "pod8"));
+    let forged = seen(DropRecord { direction: direction::LINK, ..dropped(1, &arrives) }, &pods);
+    assert_eq!(ends(&forged), ("-", "pod2"), "anyone may have sent it");
 }
 
 #[test]

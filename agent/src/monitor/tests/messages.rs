@@ -12,7 +12,11 @@ use ferrule_policy::{Direction as PolicyDirection, PolicyId};
 
 use super::{Pods, dropped, seen, syn};
 use crate::{
-    monitor::{clock::WallClock, seen::Seen, show},
+    monitor::{
+        clock::WallClock,
+        seen::{Seen, pod_name},
+        show,
+    },
     policy::Denial,
     registry::Owner,
 };
@@ -156,9 +160,9 @@ fn a_flow_has_the_traffic_of_both_directions() {
 #[test]
 fn a_container_without_a_pod_is_shown_by_its_id() {
     let mut owner: Owner = (&crate::registry::testing::attachment("eth0", None, 2)).into();
-    assert_eq!(show::pod_name(&owner), "a");
+    assert_eq!(pod_name(&owner), "a");
     owner.key = crate::registry::Key::try_from("net/0123456789abcdef/eth0".to_owned()).unwrap();
-    assert_eq!(show::pod_name(&owner), "0123456789ab");
+    assert_eq!(pod_name(&owner), "0123456789ab");
 }
 
 #[test]

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     cluster::PodRef,
+    policy::RemotePod,
     registry::{Attachment, Owner, testing::attachment},
 };
 
@@ -46,6 +47,13 @@ impl Owners for Pods {
     fn of_address(&self, address: IpAddr) -> Option<Arc<Owner>> {
         let has = |owner: &&Owner| owner.addresses.iter().any(|it| it == address);
         self.0.values().find(has).cloned().map(Arc::new)
+    }
+
+    /// Another node has the pods `far/podN` with 10.0.1.N.
+    fn elsewhere(&self, address: IpAddr) -> Option<RemotePod> {
+        let IpAddr::V4(v4) = address else { return None };
+        let [10, 0, 1, number] = v4.octets() else { return None };
+        Some(RemotePod { namespace: "far".to_owned(), name: format!("pod{number}"), address })
     }
 }
 
