@@ -1,8 +1,8 @@
-//! Zeros: LLVM makes a loop over the bytes of 16 and more that are constant.
+//! Zeros that LLVM does not know: for 16 bytes and more of constant zeros, it makes a loop over the bytes.
 
 use core::{hint::black_box, mem::MaybeUninit};
 
-/// A zero of which LLVM does not know that.
+/// A zero that LLVM takes for any number.
 #[inline(always)]
 pub fn zero() -> u32 {
     black_box(0)

@@ -6,8 +6,8 @@
 //! FLOW_STATS ──────────▶ Endings: flows without packets ──────┘
 //! ```
 //!
-//! A pod that sends what is dropped decides how much there is to do here: a record costs a bounded parse, two
-//! lookups and one allocation, and nothing waits for a client.
+//! A pod that sends what is dropped decides how much there is to do here: a record costs a bounded parse, a
+//! few lookups and allocations, and waits neither for a client nor for policies that are being compiled.
 
 mod clock;
 pub mod counters;

@@ -15,7 +15,8 @@ pub struct RemotePod {
 
 /// Knows the pods of other nodes.
 pub trait RemotePods: Send + Sync {
-    /// The pod that has an address now. Never waits: while policies are being compiled, none is named.
+    /// The pod that has an address now, by the API. Never waits: while policies are being compiled, none is
+    /// named.
     fn with_address(&self, address: IpAddr) -> Option<RemotePod>;
 }
 
