@@ -2,31 +2,48 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    mem::take,
-    sync::{LazyLock, Mutex, PoisonError},
+    mem::{replace, take},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use ferrule_policy::object::{self, Namespace, PolicyObject, Service};
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer, ser::Error as _};
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::{
     cluster,
     watch::{Object, ObjectKey},
 };
 
-/// A pod of any node. The watch keeps one for each pod of the cluster, and needs the identity only.
+/// A pod of any node. The watch keeps one for each pod of the cluster, and needs the identity only, once the
+/// compiler and the checkpoint have the rest.
 #[derive(Debug, Deserialize)]
 #[serde(from = "object::Pod")]
 pub(super) struct AnyPod {
     key: ObjectKey,
     uid: Box<str>,
-    version: String,
+    version: Box<str>,
     /// Of all that policies need, by a secret hash function.
     digest: u64,
-    /// Until the sink takes it.
-    pod: Mutex<Option<Box<object::Pod>>>,
+    rest: Mutex<Rest>,
 }
+
+/// All that policies need of a pod.
+#[derive(Debug)]
+enum Rest {
+    New(Box<object::Pod>),
+    /// The checkpoint has it.
+    Saved(Box<object::Pod>),
+    /// The sink has it.
+    Taken(Box<RawValue>),
+    Gone,
+}
+
+/// Peers may be a second old, as they may be while they are watched. In a large cluster, no stream is ever
+/// quiet, which would confirm them.
+const HOLD: Duration = Duration::from_secs(1);
 
 /// The hash function of this process. No author of a pod can make two versions look alike.
 static DIGEST: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -36,7 +53,18 @@ static DIGEST: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 impl AnyPod {
     /// The pod, for the first caller.
     pub(super) fn take(&self) -> Option<object::Pod> {
-        self.pod.lock().unwrap_or_else(PoisonError::into_inner).take().map(|it| *it)
+        let mut rest = self.rest();
+        let (left, pod) = match replace(&mut *rest, Rest::Gone) {
+            Rest::New(pod) => (to_raw_value(&pod).map_or(Rest::Gone, Rest::Taken), Some(*pod)),
+            Rest::Saved(pod) => (Rest::Gone, Some(*pod)),
+            left @ (Rest::Taken(_) | Rest::Gone) => (left, None),
+        };
+        *rest = left;
+        pod
+    }
+
+    fn rest(&self) -> MutexGuard<'_, Rest> {
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -47,14 +75,16 @@ impl From<object::Pod> for AnyPod {
         Self {
             key: key(&pod.metadata),
             uid: pod.metadata.uid.as_str().into(),
-            version,
+            version: version.into(),
             digest: DIGEST.hash_one(&pod),
-            pod: Mutex::new(Some(Box::new(pod))),
+            rest: Mutex::new(Rest::New(Box::new(pod))),
         }
     }
 }
 
 impl Object for AnyPod {
+    const HOLD: Duration = HOLD;
+
     fn key(&self) -> ObjectKey {
         self.key.clone()
     }
@@ -64,27 +94,48 @@ impl Object for AnyPod {
     }
 
     fn take_version(&mut self) -> String {
-        take(&mut self.version)
+        take(&mut self.version).into()
     }
 
     /// Most versions of a pod differ in the status of its containers.
     fn is_repeated_from(&self, earlier: &Self) -> bool {
         self.uid == earlier.uid && self.digest == earlier.digest
     }
+
+    fn is_writable(&self) -> bool {
+        !matches!(*self.rest(), Rest::Gone)
+    }
+
+    fn saved(&self) {
+        let mut rest = self.rest();
+        *rest = match replace(&mut *rest, Rest::Gone) {
+            Rest::New(pod) | Rest::Saved(pod) => Rest::Saved(pod),
+            Rest::Taken(_) | Rest::Gone => Rest::Gone,
+        };
+    }
 }
 
 impl Serialize for AnyPod {
-    /// Never called: the watch has no checkpoints.
+    /// As the API server writes a pod, as far as policies need it.
+    ///
+    /// # Errors
+    /// If the pod is not [writable](Object::is_writable) any more.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.key.as_str())
+        match &*self.rest() {
+            Rest::New(pod) | Rest::Saved(pod) => pod.serialize(serializer),
+            Rest::Taken(json) => json.serialize(serializer),
+            Rest::Gone => Err(S::Error::custom("the pod has been given away")),
+        }
     }
 }
 
 // === impl PolicyObject, Namespace, Service ===
 
 macro_rules! watched {
-    ($($type:ty: $says_the_same:expr;)*) => {$(
+    ($($type:ty, $hold:expr => $says_the_same:expr;)*) => {$(
         impl Object for $type {
+            const HOLD: Duration = $hold;
+
             fn key(&self) -> ObjectKey {
                 key(&self.metadata)
             }
@@ -105,13 +156,13 @@ macro_rules! watched {
     )*};
 }
 watched! {
-    PolicyObject: |it, earlier| {
+    PolicyObject, Duration::from_secs(5) => |it, earlier| {
         it.spec.as_ref().map(|json| json.get()) == earlier.spec.as_ref().map(|json| json.get())
     };
-    Namespace: |it, earlier| {
+    Namespace, HOLD => |it, earlier| {
         it.metadata.labels == earlier.metadata.labels && it.is_audited == earlier.is_audited
     };
-    Service: |it, earlier| it.addresses().eq(earlier.addresses());
+    Service, HOLD => |it, earlier| it.addresses().eq(earlier.addresses());
 }
 
 /// What policies need of a Node.
@@ -184,6 +235,24 @@ mod tests {
         let ports: Vec<_> = taken.ports().map(|it| (it.name.as_str(), it.container_port)).collect();
         assert_eq!((ports, taken.addresses().collect::<Vec<_>>()), (vec![("web", 80)], vec!["10.0.0.1"]));
         assert!(any.take().is_none());
+    }
+
+    #[test]
+    fn a_pod_is_written_as_it_was_read_until_a_checkpoint_has_it() {
+        let whole = pod(POD).take().unwrap();
+        let stored = |any: &AnyPod| serde_json::to_string(any).ok();
+        for is_taken_first in [true, false] {
+            let any = pod(POD);
+            assert!(!is_taken_first || any.take().is_some());
+            let written = stored(&any).unwrap();
+            assert!(any.is_writable() && !written.contains("managedFields"));
+            let read = pod(&written);
+            assert!(read.is_repeated_from(&any), "{written}");
+            assert_eq!(read.take(), Some(whole.clone()));
+            any.saved();
+            assert_eq!(any.take().is_some(), !is_taken_first);
+            assert!(!any.is_writable() && stored(&any).is_none() && any.take().is_none());
+        }
     }
 
     #[test]

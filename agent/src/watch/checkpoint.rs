@@ -1,28 +1,35 @@
 //! The durable state of a watch, from which a restarted agent resumes.
 
-use std::{error::Error, sync::Arc};
+use std::{error::Error, io, sync::Arc};
 
-use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::object::ObjectKey;
+use super::object::{Object, ObjectKey};
 
 /// Keeps one checkpoint per watch: its objects, and the position up to which they are current.
 pub trait CheckpointStore: Send + Sync + 'static {
     /// The checkpoint of a watch; `None` if it has another identity or cannot be read. Blocks.
     fn load(&self, watch: &str, identity: &str) -> Option<Checkpoint>;
 
-    /// Whether a watch has, or may have had, a checkpoint of any identity and layout. Changes nothing.
-    /// Blocks.
-    fn exists(&self, watch: &str) -> bool {
-        self.load(watch, "").is_some()
+    /// Whether a watch has a checkpoint, of any identity and layout. Changes nothing. Blocks.
+    fn has(&self, watch: &str) -> bool;
+
+    /// Whether a watch has, or may have had, a checkpoint. Changes nothing. Blocks.
+    fn may_have_had(&self, watch: &str) -> bool {
+        self.has(watch)
     }
 
     /// Updates the checkpoint of a watch atomically. Blocks.
     ///
     /// # Errors
     /// If the update cannot be written. The previous checkpoint stays.
-    fn save(&self, watch: &str, identity: &str, update: &Update) -> Result<(), Box<dyn Error + Send + Sync>>;
+    fn save(&self, watch: &str, identity: &str, update: &Update) -> Result<(), SaveError>;
+
+    /// Removes the checkpoint of a watch, if there is one. Blocks.
+    ///
+    /// # Errors
+    /// If the checkpoint stays.
+    fn remove(&self, watch: &str) -> io::Result<()>;
 }
 
 #[derive(Debug, Clone)]
@@ -36,12 +43,25 @@ pub struct Update {
     pub position: String,
     /// Whether all other objects are removed, because a list has completed.
     pub replaces_all: bool,
-    /// `None` removes the object.
-    pub objects: Vec<(ObjectKey, Option<Arc<dyn Json>>)>,
+    pub objects: Vec<(ObjectKey, Entry)>,
 }
 
-/// Keeps nothing: a restarted agent lists.
-pub(super) struct NoCheckpoints;
+/// What becomes of an object.
+pub enum Entry {
+    Written(Arc<dyn Json>),
+    /// The object stays as the previous checkpoint has it.
+    Kept,
+    Removed,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// The previous checkpoint is gone or damaged, and this process has some of its objects no longer.
+    #[error("the checkpoint has lost objects; relisting")]
+    Lost,
+    #[error(transparent)]
+    Failed(#[from] Box<dyn Error + Send + Sync>),
+}
 
 /// An object of any type that can be written as JSON.
 pub trait Json: Send + Sync {
@@ -50,20 +70,25 @@ pub trait Json: Send + Sync {
     /// # Errors
     /// If the type cannot be JSON.
     fn write(&self, into: &mut Vec<u8>) -> serde_json::Result<()>;
+
+    /// See [`Object::saved`].
+    fn saved(&self);
 }
 
-impl CheckpointStore for NoCheckpoints {
-    fn load(&self, _: &str, _: &str) -> Option<Checkpoint> {
-        None
-    }
-
-    fn save(&self, _: &str, _: &str, _: &Update) -> Result<(), Box<dyn Error + Send + Sync>> {
-        Ok(())
-    }
-}
-
-impl<T: Serialize + Send + Sync> Json for T {
+impl<T: Object> Json for T {
     fn write(&self, into: &mut Vec<u8>) -> serde_json::Result<()> {
         serde_json::to_writer(into, self)
+    }
+
+    fn saved(&self) {
+        Object::saved(self);
+    }
+}
+
+impl Entry {
+    pub(super) fn saved(&self) {
+        if let Self::Written(object) = self {
+            object.saved();
+        }
     }
 }

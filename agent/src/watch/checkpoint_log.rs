@@ -24,7 +24,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::checkpoint::{Checkpoint, CheckpointStore, Json, Update};
+use super::checkpoint::{Checkpoint, CheckpointStore, Entry, Json, SaveError, Update};
 use crate::durable::{Directory, DirectoryError, seal, unseal};
 
 /// The logs of a state directory.
@@ -49,6 +49,13 @@ struct Head<'a> {
     identity: &'a str,
     /// `None` if the next frame continues.
     position: Option<&'a str>,
+}
+
+/// What a log says of an object.
+enum Line<'a> {
+    Object(&'a dyn Json),
+    Json(&'a RawValue),
+    Removed,
 }
 
 /// What a log contains up to its last position.
@@ -107,32 +114,61 @@ impl CheckpointLogs {
         Ok(is_it.then(|| Checkpoint { position, objects: objects.into_values().collect() }))
     }
 
-    fn try_save(&self, watch: &str, identity: &str, update: &Update) -> Result<(), Failure> {
+    fn try_save(&self, watch: &str, identity: &str, update: &Update) -> Result<(), SaveError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let position = update.position.as_str();
-        let changes = update.objects.iter().map(|(key, object)| (key.as_str(), object.as_deref()));
+        let before = open.remove(watch);
         let log = if update.replaces_all {
-            open.remove(watch);
-            self.create(watch, identity, position, changes)?
+            self.replace(watch, identity, update, before)?
         } else {
-            let log = open.remove(watch);
-            let log = log.map_or_else(
-                || Ok(self.reopen(watch)?.map(|(log, _)| log)),
-                |it| Ok::<_, Failure>(Some(it)),
-            )?;
+            let log = match before {
+                Some(log) => Some(log),
+                None => self.reopen(watch)?.map(|(log, _)| log),
+            };
             // Changes to objects that no log has are no checkpoint: the next list writes one.
             let Some(mut log) = log.filter(|log| log.identity == identity) else { return Ok(()) };
-            log.length += append(&mut log.file, identity, position, changes)?;
+            let changes = update.objects.iter().filter_map(|(key, entry)| match entry {
+                Entry::Written(object) => Some((key.as_str(), Line::Object(object.as_ref()))),
+                Entry::Removed => Some((key.as_str(), Line::Removed)),
+                Entry::Kept => None,
+            });
+            log.length += append(&mut log.file, identity, &update.position, changes).map_err(failed)?;
             if log.length > log.limit || !self.directory.leads_to(&file_name(watch), &log.file) {
-                let Contents { position, objects, .. } = read(&log.file)?;
-                let objects = objects.iter().map(|(key, json)| (key.as_str(), Some(json as &dyn Json)));
-                self.create(watch, identity, &position, objects)?
+                let Contents { position, objects, .. } = read(&log.file).map_err(failed)?;
+                let objects = objects.iter().map(|(key, json)| (key.as_str(), Line::Json(json)));
+                self.create(watch, identity, &position, objects).map_err(failed)?
             } else {
                 log
             }
         };
         open.insert(watch.to_owned(), log);
         Ok(())
+    }
+
+    /// Writes a log of all objects. Those that are kept come from the present one.
+    fn replace(
+        &self,
+        watch: &str,
+        identity: &str,
+        update: &Update,
+        before: Option<Log>,
+    ) -> Result<Log, SaveError> {
+        let keeps = update.objects.iter().any(|(_, entry)| matches!(entry, Entry::Kept));
+        let kept = match before {
+            _ if !keeps => None,
+            Some(log) => Some(read(&log.file).map_err(failed)?),
+            None => self.reopen(watch)?.map(|(_, contents)| contents),
+        };
+        let kept = kept.filter(|it| it.identity == identity).map(|it| it.objects).unwrap_or_default();
+        let mut objects = Vec::with_capacity(update.objects.len());
+        for (key, entry) in &update.objects {
+            let line = match entry {
+                Entry::Written(object) => Line::Object(object.as_ref()),
+                Entry::Kept => Line::Json(kept.get(key.as_str()).ok_or(SaveError::Lost)?),
+                Entry::Removed => continue,
+            };
+            objects.push((key.as_str(), line));
+        }
+        Ok(self.create(watch, identity, &update.position, objects.into_iter()).map_err(failed)?)
     }
 
     /// Opens the log of an earlier agent, or after a failed write; `None` if there is no usable one.
@@ -167,10 +203,9 @@ impl CheckpointLogs {
         watch: &str,
         identity: &str,
         position: &str,
-        objects: impl Iterator<Item = (&'a str, Option<&'a dyn Json>)>,
+        objects: impl Iterator<Item = (&'a str, Line<'a>)>,
     ) -> io::Result<Log> {
         let mut length = 0;
-        let objects = objects.filter(|(_, object)| object.is_some());
         let file = self.directory.write_with(&file_name(watch), |file| {
             length = append(file, identity, position, objects)?;
             Ok(())
@@ -197,15 +232,27 @@ impl CheckpointStore for CheckpointLogs {
         })
     }
 
-    fn exists(&self, watch: &str) -> bool {
-        // What is quarantined may have been the watch's.
+    fn has(&self, watch: &str) -> bool {
         !matches!(self.directory.path().join(file_name(watch)).try_exists(), Ok(false))
-            || self.directory.has_quarantined()
     }
 
-    fn save(&self, watch: &str, identity: &str, update: &Update) -> Result<(), Failure> {
+    fn may_have_had(&self, watch: &str) -> bool {
+        // What is quarantined may have been the watch's.
+        self.has(watch) || self.directory.has_quarantined()
+    }
+
+    fn save(&self, watch: &str, identity: &str, update: &Update) -> Result<(), SaveError> {
         self.try_save(watch, identity, update)
     }
+
+    fn remove(&self, watch: &str) -> io::Result<()> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(watch);
+        self.directory.remove(&file_name(watch))
+    }
+}
+
+fn failed(error: io::Error) -> Failure {
+    error.into()
 }
 
 fn file_name(watch: &str) -> String {
@@ -217,7 +264,7 @@ fn append<'a>(
     file: &mut File,
     identity: &str,
     position: &str,
-    changes: impl Iterator<Item = (&'a str, Option<&'a dyn Json>)>,
+    changes: impl Iterator<Item = (&'a str, Line<'a>)>,
 ) -> io::Result<u64> {
     let begin = |position| -> io::Result<Vec<u8>> {
         let mut body = serde_json::to_vec(&Head { identity, position })?;
@@ -233,13 +280,14 @@ fn append<'a>(
         file.write_all(&bytes)
     };
     let mut lines = Vec::new();
-    for (key, object) in changes {
+    for (key, line) in changes {
         lines.push(b'[');
         serde_json::to_writer(&mut lines, key)?;
         lines.push(b',');
-        match object {
-            Some(object) => object.write(&mut lines)?,
-            None => lines.extend_from_slice(b"null"),
+        match line {
+            Line::Object(object) => object.write(&mut lines)?,
+            Line::Json(json) => lines.extend_from_slice(json.get().as_bytes()),
+            Line::Removed => lines.extend_from_slice(b"null"),
         }
         lines.extend_from_slice(b"]\n");
         if lines.len() >= FRAME {
@@ -306,11 +354,23 @@ mod tests {
 
     use super::{super::ObjectKey, *};
 
+    /// The JSON of an object.
+    struct Text(String);
+
+    impl Json for Text {
+        fn write(&self, into: &mut Vec<u8>) -> serde_json::Result<()> {
+            into.extend_from_slice(self.0.as_bytes());
+            Ok(())
+        }
+
+        fn saved(&self) {}
+    }
+
     fn update(position: &str, objects: &[(&str, Option<&str>)]) -> Update {
-        let object = |json: &str| Arc::new(RawValue::from_string(json.to_owned()).unwrap()) as Arc<dyn Json>;
+        let written = |json: &str| Entry::Written(Arc::new(Text(json.to_owned())));
         let key =
             |key: &str| key.split_once('/').map_or(ObjectKey::new("", key), |(n, it)| ObjectKey::new(n, it));
-        let objects = objects.iter().map(|(name, json)| (key(name), json.map(object)));
+        let objects = objects.iter().map(|(name, json)| (key(name), json.map_or(Entry::Removed, written)));
         Update { position: position.to_owned(), replaces_all: false, objects: objects.collect() }
     }
 
@@ -480,6 +540,41 @@ mod tests {
         logs.save("pods", "cluster", &update("9", &[("n/c", Some("3"))])).unwrap();
         let logs = CheckpointLogs::open(dir.path()).unwrap();
         assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("9", &["1", "2", "3"]));
+    }
+
+    #[test]
+    fn a_list_keeps_objects_as_they_are_in_the_log_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = CheckpointLogs::open(dir.path()).unwrap();
+        let kept = |position: &str, names: &[&str]| {
+            let mut update = list(position, &[("n/c", Some("3"))]);
+            update.objects.extend(names.iter().map(|it| (ObjectKey::new("n", it), Entry::Kept)));
+            update
+        };
+        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
+        logs.save("pods", "cluster", &kept("8", &["a"])).unwrap();
+        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("8", &["1", "3"]));
+        let logs = CheckpointLogs::open(dir.path()).unwrap();
+        logs.save("pods", "cluster", &kept("9", &["a"])).unwrap();
+        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("9", &["1", "3"]));
+        let lost = logs.save("pods", "cluster", &kept("10", &["a", "b"]));
+        assert!(matches!(lost, Err(SaveError::Lost)));
+        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("9", &["1", "3"]), "the log before stays");
+        let elsewhere = logs.save("pods", "another cluster", &kept("10", &["a"]));
+        assert!(matches!(elsewhere, Err(SaveError::Lost)));
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_removed_is_gone_with_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = CheckpointLogs::open(dir.path()).unwrap();
+        logs.remove("pods").unwrap();
+        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1"))])).unwrap();
+        assert!(logs.has("pods") && !logs.has("nodes"));
+        logs.remove("pods").unwrap();
+        assert!(!logs.has("pods") && !pods(&dir).exists());
+        logs.save("pods", "cluster", &update("8", &[("n/b", Some("2"))])).unwrap();
+        assert_eq!(loaded(&logs, "pods", "cluster"), None);
     }
 
     #[test]

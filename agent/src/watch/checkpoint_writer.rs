@@ -5,7 +5,7 @@ use std::{collections::HashSet, mem, sync::Arc};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{
-    checkpoint::{Checkpoint, CheckpointStore, Json, Update},
+    checkpoint::{Checkpoint, CheckpointStore, Entry, Json, SaveError, Update},
     inventory::Inventory,
     object::{Object, ObjectKey},
 };
@@ -23,8 +23,18 @@ pub(super) struct CheckpointWriter {
     changed: HashSet<ObjectKey>,
     /// The next write has all objects: after a list, a failed write, or too many changes.
     replaces_all: bool,
-    /// Returns whether the write succeeded. With the number of its changes.
-    writing: Option<(JoinHandle<bool>, usize)>,
+    /// With the number of its changes.
+    writing: Option<(JoinHandle<Written>, usize)>,
+    has_lost_objects: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Written {
+    Durably,
+    #[default]
+    Failed,
+    /// See [`SaveError::Lost`].
+    Lost,
 }
 
 /// Removals that are kept while a write is in progress. Other changes are as many as the objects.
@@ -42,6 +52,7 @@ impl CheckpointWriter {
             changed: HashSet::new(),
             replaces_all: false,
             writing: None,
+            has_lost_objects: false,
         }
     }
 
@@ -71,6 +82,11 @@ impl CheckpointWriter {
         self.changed = HashSet::new();
     }
 
+    /// Whether objects have to be listed once more, because the last write missed some. For one caller.
+    pub(super) fn has_lost_objects(&mut self) -> bool {
+        mem::take(&mut self.has_lost_objects)
+    }
+
     /// Changes that are not durable yet, of a number of known objects.
     pub(super) fn unsaved(&self, known: usize) -> usize {
         let pending = if self.replaces_all { known } else { self.changed.len() };
@@ -92,21 +108,27 @@ impl CheckpointWriter {
         let Some(identity) = self.identity.clone().filter(|_| has_moved || self.replaces_all) else { return };
         self.written = Some(position.to_owned());
         let replaces_all = mem::take(&mut self.replaces_all);
-        let json = |object: &Arc<T>| Arc::clone(object) as Arc<dyn Json>;
+        let entry = |object: &Arc<T>| match object.is_writable() {
+            true => Entry::Written(Arc::clone(object) as Arc<dyn Json>),
+            false => Entry::Kept,
+        };
         let objects: Vec<_> = if replaces_all {
-            inventory.objects().map(|(key, object)| (key.clone(), Some(json(object)))).collect()
+            inventory.objects().map(|(key, object)| (key.clone(), entry(object))).collect()
         } else {
             let changed = mem::take(&mut self.changed).into_iter();
-            changed.map(|key| (key.clone(), inventory.get(&key).map(json))).collect()
+            changed.map(|key| (key.clone(), inventory.get(&key).map_or(Entry::Removed, entry))).collect()
         };
         let changes = objects.len();
         let update = Update { position: position.to_owned(), replaces_all, objects };
         let (store, watch) = (Arc::clone(&self.store), self.watch);
         let writing = spawn_blocking(move || match store.save(watch, &identity, &update) {
-            Ok(()) => true,
+            Ok(()) => {
+                update.objects.iter().for_each(|(_, entry)| entry.saved());
+                Written::Durably
+            }
             Err(error) => {
-                tracing::warn!(watch, error = chain(error.as_ref()), "cannot write the checkpoint; retrying");
-                false
+                tracing::warn!(watch, error = chain(&error), "cannot write the checkpoint; retrying");
+                if matches!(error, SaveError::Lost) { Written::Lost } else { Written::Failed }
             }
         });
         self.writing = Some((writing, changes));
@@ -116,9 +138,11 @@ impl CheckpointWriter {
     /// durable without the changes before it.
     pub(super) async fn finish(&mut self) {
         let Some((writing, _)) = self.writing.take() else { return };
-        if !writing.await.unwrap_or_default() {
+        let written = writing.await.unwrap_or_default();
+        if written != Written::Durably {
             self.written = None;
             self.replace_all();
+            self.has_lost_objects |= written == Written::Lost;
         }
     }
 }
@@ -127,7 +151,7 @@ impl CheckpointWriter {
 mod tests {
     use std::{
         collections::BTreeMap,
-        error::Error,
+        io,
         sync::{
             Mutex,
             atomic::{AtomicBool, Ordering},
@@ -138,9 +162,10 @@ mod tests {
 
     use super::*;
 
-    /// An object with a number that tells its versions apart.
+    /// An object with a number that tells its versions apart, and that can be written until it is saved.
     #[derive(Debug, Deserialize, Serialize)]
-    struct Number(u64);
+    #[serde(transparent)]
+    struct Number(u64, #[serde(skip)] AtomicBool);
 
     impl Object for Number {
         fn key(&self) -> ObjectKey {
@@ -153,6 +178,14 @@ mod tests {
 
         fn take_version(&mut self) -> String {
             unreachable!("the inventory gets versions")
+        }
+
+        fn is_writable(&self) -> bool {
+            !self.1.load(Ordering::SeqCst)
+        }
+
+        fn saved(&self) {
+            self.1.store(true, Ordering::SeqCst);
         }
     }
 
@@ -170,26 +203,44 @@ mod tests {
             None
         }
 
-        fn save(&self, _: &str, _: &str, update: &Update) -> Result<(), Box<dyn Error + Send + Sync>> {
+        fn has(&self, _: &str) -> bool {
+            false
+        }
+
+        fn save(&self, _: &str, _: &str, update: &Update) -> Result<(), SaveError> {
             if self.fails.load(Ordering::SeqCst) {
-                return Err("the disk is full".into());
+                return Err(SaveError::Failed("the disk is full".into()));
             }
-            *self.changes.lock().unwrap() = update.objects.len();
             let mut stored = self.stored.lock().unwrap();
+            let before = stored.1.clone();
+            let mut written = 0;
             if update.replaces_all {
                 stored.1.clear();
             }
             stored.0.clone_from(&update.position);
-            for (key, object) in &update.objects {
-                let Some(object) = object else {
-                    stored.1.remove(key.as_str());
-                    continue;
+            for (key, entry) in &update.objects {
+                let json = match entry {
+                    Entry::Removed => {
+                        stored.1.remove(key.as_str());
+                        written += 1;
+                        continue;
+                    }
+                    Entry::Kept => before.get(key.as_str()).ok_or(SaveError::Lost)?.clone(),
+                    Entry::Written(object) => {
+                        let mut json = Vec::new();
+                        object.write(&mut json).unwrap();
+                        written += 1;
+                        String::from_utf8(json).unwrap()
+                    }
                 };
-                let mut json = Vec::new();
-                object.write(&mut json)?;
-                stored.1.insert(key.to_string(), String::from_utf8(json)?);
+                stored.1.insert(key.to_string(), json);
             }
+            *self.changes.lock().unwrap() = written;
             Ok(())
+        }
+
+        fn remove(&self, _: &str) -> io::Result<()> {
+            unreachable!("no watch ends")
         }
     }
 
@@ -213,7 +264,7 @@ mod tests {
         }
 
         fn put(&mut self, at: u64, version: u64) {
-            self.inventory.apply(&key(at), Arc::new(Number(version)), String::new());
+            self.inventory.apply(&key(at), Arc::new(Number(version, AtomicBool::default())), String::new());
             self.writer.changed(&key(at));
         }
 
@@ -271,6 +322,36 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_write_of_all_objects_leaves_those_that_are_saved_where_they_are() {
+        let mut watch = Watch::start().await;
+        (1..=3).for_each(|at| watch.put(at, 10));
+        watch.writer.replace_all();
+        watch.save("1").await;
+        watch.put(1, 11);
+        watch.fail("2").await;
+        watch.remove(2);
+        watch.save("3").await;
+        assert_eq!((watch.stored(), watch.changes()), (expected("3", &[(1, 11), (3, 10)]), 1));
+        assert!(!watch.writer.has_lost_objects());
+    }
+
+    #[tokio::test]
+    async fn objects_that_are_neither_here_nor_stored_are_lost_until_all_are_listed() {
+        let mut watch = Watch::start().await;
+        (1..=2).for_each(|at| watch.put(at, 10));
+        watch.writer.replace_all();
+        watch.save("1").await;
+        watch.store.stored.lock().unwrap().1.clear();
+        watch.fail("2").await;
+        watch.save("2").await;
+        assert!(watch.writer.has_lost_objects() && !watch.writer.has_lost_objects());
+        (1..=2).for_each(|at| watch.put(at, 10));
+        watch.save("3").await;
+        assert_eq!(watch.stored(), expected("3", &[(1, 10), (2, 10)]));
+        assert!(!watch.writer.has_lost_objects());
+    }
+
+    #[tokio::test]
     async fn a_failed_write_is_repeated_with_later_changes() {
         let mut watch = Watch::start().await;
         (1..=3).for_each(|at| watch.put(at, 10));
@@ -297,7 +378,7 @@ mod tests {
         watch.writer.replace_all();
         watch.save("1").await;
         let (done, hangs) = tokio::sync::oneshot::channel::<()>();
-        let hanging = tokio::spawn(async move { hangs.await.is_ok() });
+        let hanging = tokio::spawn(async move { hangs.await.map_or(Written::Failed, |()| Written::Durably) });
         watch.writer.writing = Some((hanging, 0));
         for at in 1..=4097 {
             watch.put(at, 10);
@@ -313,6 +394,6 @@ mod tests {
         done.send(()).unwrap();
         watch.writer.finish().await;
         watch.save("4").await;
-        assert_eq!((watch.stored(), watch.changes()), (expected("4", &[(0, 10)]), 1));
+        assert_eq!((watch.stored(), watch.changes()), (expected("4", &[(0, 10)]), 0));
     }
 }

@@ -18,8 +18,11 @@ pub(super) struct Inventory<T> {
     /// The list in progress.
     list: Option<List>,
     has_synced: bool,
-    /// An event that could not be identified may have been a change of any object.
+    /// A list has to follow: an event that could not be identified may have been a change of any object, or
+    /// an object is incomplete.
     is_in_doubt: bool,
+    /// Some objects are not whole any more, and will not be by an event that says nothing new.
+    is_incomplete: bool,
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +50,7 @@ impl<T> Default for Inventory<T> {
             list: None,
             has_synced: false,
             is_in_doubt: false,
+            is_incomplete: false,
         }
     }
 }
@@ -160,7 +164,7 @@ impl<T: Object> Inventory<T> {
         let mut lost: Vec<_> = lost.map(|(key, object)| Removed::new(key, &*object)).collect();
         lost.sort_by(|a, b| a.key.cmp(&b.key));
         self.move_to(position);
-        self.is_in_doubt = false;
+        (self.is_in_doubt, self.is_incomplete) = (false, false);
         Some(lost)
     }
 
@@ -180,6 +184,15 @@ impl<T: Object> Inventory<T> {
         if let Some(list) = &mut self.list {
             list.is_garbled = true;
         }
+    }
+
+    /// Notes that objects have to be listed once more, also those that have not changed.
+    pub(super) fn miss(&mut self) {
+        (self.is_in_doubt, self.is_incomplete) = (true, true);
+    }
+
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.is_incomplete
     }
 
     pub(super) fn is_in_doubt(&self) -> bool {

@@ -24,7 +24,7 @@ mod unconfirmed;
 mod watches;
 mod wire;
 
-pub use checkpoint::{Checkpoint, CheckpointStore, Json, Update};
+pub use checkpoint::{Checkpoint, CheckpointStore, Entry, Json, SaveError, Update};
 pub use checkpoint_log::CheckpointLogs;
 pub use object::{Object, ObjectKey};
 pub use scope::Scope;

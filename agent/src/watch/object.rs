@@ -1,11 +1,15 @@
 //! The only properties of an API object that a watch needs to know.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// An object that can be watched. Its JSON form is also its form in a checkpoint.
 pub trait Object: DeserializeOwned + Serialize + Send + Sync + 'static {
+    /// The longest time that the objects of a checkpoint wait for the server's confirmation; a runtime waits
+    /// longer for an ADD.
+    const HOLD: Duration = Duration::from_secs(5);
+
     fn key(&self) -> ObjectKey;
     fn uid(&self) -> &str;
     /// Takes the resourceVersion out. The watch moves its position by it; sinks and checkpoints have no use
@@ -17,6 +21,15 @@ pub trait Object: DeserializeOwned + Serialize + Send + Sync + 'static {
     fn is_repeated_from(&self, _earlier: &Self) -> bool {
         false
     }
+
+    /// Whether the object can be written to a checkpoint. A type of which there are many may need it no more
+    /// once a checkpoint has it.
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    /// A checkpoint has the object.
+    fn saved(&self) {}
 }
 
 /// Namespace and name of an object. A later object with the same key has another UID. Clones share the text.

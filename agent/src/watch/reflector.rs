@@ -196,9 +196,10 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         let objects = objects.into_iter().map(|object| (object.key(), Arc::new(object)));
         let objects: BTreeMap<_, _> = objects.collect();
         for (key, object) in &objects {
+            object.saved();
             self.inventory.restore(key.clone(), Arc::clone(object));
         }
-        self.unconfirmed.hold(objects, Instant::now());
+        self.unconfirmed.hold(objects, Instant::now() + T::HOLD);
         self.counters.set_objects(self.inventory.len());
         self.inventory.resume(position);
     }
@@ -291,7 +292,8 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     fn item(&mut self, item: Item<T>) {
         match item {
             Item::Object { key, object, version } => {
-                let known = self.inventory.get(&key).filter(|_| !self.unconfirmed.is_holding());
+                let takes_all = self.unconfirmed.is_holding() || self.inventory.is_incomplete();
+                let known = self.inventory.get(&key).filter(|_| !takes_all);
                 if known.is_some_and(|known| object.is_repeated_from(known)) {
                     return self.inventory.pass_over(&key, version);
                 }
@@ -476,6 +478,9 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     async fn save(&mut self) {
         if let Some(position) = self.inventory.certain_position() {
             self.checkpoint.save(position, &self.inventory).await;
+            if self.checkpoint.has_lost_objects() {
+                self.inventory.miss();
+            }
         }
         self.counters.set_unsaved(self.checkpoint.unsaved(self.inventory.len()));
     }

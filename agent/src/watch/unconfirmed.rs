@@ -18,8 +18,6 @@ pub(super) struct Unconfirmed<T> {
     until: Option<Instant>,
 }
 
-/// The longest time that objects are held back; a runtime waits longer for an ADD.
-const HOLD: Duration = Duration::from_secs(5);
 /// A resumed stream that is quiet for this long has delivered the missed changes: the API server sends them
 /// at once, from memory.
 pub(super) const CAUGHT_UP: Duration = Duration::from_millis(500);
@@ -34,8 +32,8 @@ impl<T> Default for Unconfirmed<T> {
 
 impl<T> Unconfirmed<T> {
     /// Holds the objects of a checkpoint back.
-    pub(super) fn hold(&mut self, objects: BTreeMap<ObjectKey, Arc<T>>, now: Instant) {
-        *self = Self { objects, until: Some(now + HOLD) };
+    pub(super) fn hold(&mut self, objects: BTreeMap<ObjectKey, Arc<T>>, until: Instant) {
+        *self = Self { objects, until: Some(until) };
     }
 
     /// When objects stop waiting for a confirmation; `None` if nothing is held back.

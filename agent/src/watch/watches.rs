@@ -11,11 +11,7 @@ use tokio::{
 };
 
 use super::{
-    checkpoint::{CheckpointStore, NoCheckpoints},
-    object::Object,
-    reflector::Reflector,
-    scope::Scope,
-    settings::Settings,
+    checkpoint::CheckpointStore, object::Object, reflector::Reflector, scope::Scope, settings::Settings,
     sink::Sink,
 };
 use crate::{api::Api, health::Health, metrics::WatchMetrics};
@@ -50,30 +46,6 @@ impl Watches {
 
     /// Starts a watch. One of the same name that is running is left alone.
     pub fn add<T: Object>(&self, scope: Scope, sink: impl Sink<T>) {
-        self.start(scope, sink, Arc::clone(&self.checkpoints));
-    }
-
-    /// Like [`Self::add`], without checkpoints: for objects that are many, and that are listed again at each
-    /// start. Their type is never written as JSON.
-    pub fn add_transient<T: Object>(&self, scope: Scope, sink: impl Sink<T>) {
-        self.start(scope, sink, Arc::new(NoCheckpoints));
-    }
-
-    /// Whether a watch has a checkpoint, by which it starts without the API server.
-    pub async fn has_checkpoint(&self, scope: &Scope) -> bool {
-        let Ok(url) = self.api.url().await else { return false };
-        let (checkpoints, name) = (Arc::clone(&self.checkpoints), scope.name);
-        let identity = scope.identity(&url);
-        spawn_blocking(move || checkpoints.load(name, &identity).is_some()).await.unwrap_or_default()
-    }
-
-    /// Whether a watch has had a checkpoint, usable or not.
-    pub async fn had_checkpoint(&self, scope: &Scope) -> bool {
-        let (checkpoints, name) = (Arc::clone(&self.checkpoints), scope.name);
-        spawn_blocking(move || checkpoints.exists(name)).await.unwrap_or(true)
-    }
-
-    fn start<T: Object>(&self, scope: Scope, sink: impl Sink<T>, checkpoints: Arc<dyn CheckpointStore>) {
         let mut running = self.running();
         if running.get(scope.name).is_some_and(|it| !it.task.is_finished()) {
             return;
@@ -84,13 +56,33 @@ impl Watches {
             scope,
             Arc::clone(&self.api),
             sink,
-            checkpoints,
+            Arc::clone(&self.checkpoints),
             self.settings,
             self.metrics.clone(),
             health,
         );
         let (stop, stopped) = oneshot::channel();
         running.insert(name, Running { stop, task: tokio::spawn(reflector.run(stopped)) });
+    }
+
+    /// Whether a watch has a checkpoint of this API server, by which it starts without the server.
+    pub async fn has_checkpoint(&self, scope: &Scope) -> bool {
+        let Ok(url) = self.api.url().await else { return false };
+        let (checkpoints, name) = (Arc::clone(&self.checkpoints), scope.name);
+        let identity = scope.identity(&url);
+        spawn_blocking(move || checkpoints.load(name, &identity).is_some()).await.unwrap_or_default()
+    }
+
+    /// Whether a watch was followed when the last agent stopped.
+    pub async fn was_followed(&self, name: &'static str) -> bool {
+        let checkpoints = Arc::clone(&self.checkpoints);
+        spawn_blocking(move || checkpoints.has(name)).await.unwrap_or_default()
+    }
+
+    /// Whether a watch has had a checkpoint, usable or not.
+    pub async fn had_checkpoint(&self, scope: &Scope) -> bool {
+        let (checkpoints, name) = (Arc::clone(&self.checkpoints), scope.name);
+        spawn_blocking(move || checkpoints.may_have_had(name)).await.unwrap_or(true)
     }
 
     /// Stops a watch between two events, and waits until its position is durable. Idempotent.
@@ -100,6 +92,16 @@ impl Watches {
             // Fails if the task has ended.
             let _ = stop.send(());
             let _ = task.await;
+        }
+    }
+
+    /// Stops a watch, and removes its checkpoint: what is not followed any more grows old.
+    pub async fn forget(&self, name: &'static str) {
+        self.remove(name).await;
+        let checkpoints = Arc::clone(&self.checkpoints);
+        let removed = spawn_blocking(move || checkpoints.remove(name)).await;
+        if let Ok(Err(error)) = removed {
+            tracing::warn!(watch = name, %error, "cannot remove the checkpoint of a watch that has ended");
         }
     }
 

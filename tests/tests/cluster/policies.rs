@@ -1,6 +1,6 @@
 //! What the agent reads because of network policies, and when.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -84,6 +84,34 @@ fn what_policies_ask_about_is_followed_only_while_there_is_a_policy() {
         wait_for_feed(node, "following 1 policies", TIMEOUT)?;
         ensure!(watches(cluster) == [1, 1, 2], "{:?}", watches(cluster));
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_agent_that_starts_again_resumes_what_policies_ask_about_and_lists_none_of_it() {
+    with_cluster(&[], |node, cluster| {
+        cluster.api.create(Resource::Pods, objects::pod(NAMESPACE, "peer", "other"))?;
+        isolate(cluster, "first")?;
+        wait_for_feed(node, "following 1 policies", TIMEOUT)?;
+        node.stop_agent()?;
+        cluster.api.create(Resource::Pods, objects::pod(NAMESPACE, "later", "other"))?;
+        let before = of_peers(cluster).len();
+        node.start_again()?;
+        wait_for_feed(node, "following 1 policies", TIMEOUT)?;
+        wait_until("the agent knows both pods", TIMEOUT, || {
+            Ok(node.metric(r#"ferrule_watch_objects{source="all-pods"}"#)? == 2.0)
+        })?;
+        let asked = of_peers(cluster).split_off(before);
+        let resumes =
+            |it: &Request| it.query.contains("watch=true") && !it.query.contains("sendInitialEvents");
+        ensure!(asked.len() == 3 && asked.iter().all(resumes), "{asked:#?}");
+        // Checkpoints that nothing renews would grow old.
+        let is_stored = || Path::new("/run/ferrule/watch/all-pods.log").exists();
+        ensure!(is_stored());
+        cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "first")?;
+        wait_for_feed(node, "(healthy: open: the cluster has no policy", Duration::from_secs(30))?;
+        wait_until("the checkpoint is removed", TIMEOUT, || Ok(!is_stored()))
     })
     .unwrap();
 }

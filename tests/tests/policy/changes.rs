@@ -194,13 +194,44 @@ fn an_agent_that_is_killed_and_restarted_neither_opens_nor_cuts() {
 }
 
 #[test]
-fn without_the_api_server_policies_stay_and_new_pods_wait_for_it() {
+fn an_agent_that_starts_without_the_api_server_judges_new_pods_by_the_last_known_policies() {
+    with_scene(|scene| {
+        let (server, _server) = scene.pod("web", "server")?;
+        let (front, _f) = scene.pod("web", "front")?;
+        let mut new = scene.unattached("web", "new")?;
+        let serving = Servers::start(new.path())?;
+        allow_front(scene)?;
+        wait_until_reached(&front, &server, WEB, true)?;
+        wait_until("the checkpoints have all", TIMEOUT, || {
+            let stored = |watch: &str| std::fs::read_to_string(format!("/run/ferrule/watch/{watch}.log"));
+            Ok(stored("all-pods").is_ok_and(|it| it.contains("web/new"))
+                && stored("networkpolicies").is_ok_and(|it| it.contains("web/front")))
+        })?;
+        scene.node.kill_agent()?;
+        scene.cluster.api.switch(Switch::Restart { pause_ms: 600_000, history: History::Kept });
+        scene.node.start_again()?;
+        let result = scene.node.runtime()?.add(&new)?;
+        new.attached(&result)?;
+        expect(&new, &server, WEB, false)?;
+        expect(&front, &server, WEB, true)?;
+        expect(&front, &new, WEB, true)?;
+        ensure!(scene.health("policy-feed")?.contains("following 1"), "{}", scene.health("policy-feed")?);
+        drop(serving);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn without_the_api_server_and_checkpoints_of_peers_policies_stay_and_new_pods_wait() {
     with_scene(|scene| {
         let (server, _server) = scene.pod("web", "server")?;
         let ((front, _f), (a, _a)) = (scene.pod("web", "front")?, scene.pod("web", "a")?);
         allow_front(scene)?;
         wait_until_reached(&a, &server, WEB, false)?;
         scene.node.stop_agent()?;
+        // As an agent of an earlier version leaves them.
+        std::fs::remove_file("/run/ferrule/watch/all-pods.log")?;
         scene.cluster.api.switch(Switch::Restart { pause_ms: 12_000, history: History::Kept });
         let away = Instant::now();
         scene.node.begin_start()?;

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
     time::Duration,
@@ -25,9 +25,14 @@ const AGENT: &str = "ferrule-agent";
 /// For an answer, with retransmissions.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// Takes the API server away for longer than a test.
-fn take_away(cluster: &Cluster) {
+/// Takes the API server away for longer than a test, and what a stopped agent has stored of peers, so that
+/// the next agent cannot compile policies.
+fn take_away(cluster: &Cluster) -> anyhow::Result<()> {
     cluster.api.switch(Switch::Restart { pause_ms: 600_000, history: History::Kept });
+    match fs::remove_file("/run/ferrule/watch/all-pods.log") {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => Ok(removed?),
+    }
 }
 
 /// Starts an agent that may not be ready for a while.
@@ -61,7 +66,7 @@ fn pods_are_isolated_while_no_agent_runs_and_while_a_new_one_knows_no_policy() {
         ensure!(reaches(&b, &a)?, "by the rows of the new agent");
         node.stop_agent()?;
         let before = epoch(ifindex)?;
-        take_away(cluster);
+        take_away(cluster)?;
         start(node, &[])?;
         expect_isolated(&c, &a)?;
         ensure!(reaches(&b, &a)?, "while policies cannot be listed");
@@ -82,7 +87,7 @@ fn a_restored_interface_is_judged_as_the_lost_one_was_before_policies_are_listed
         wait_until_reaches(&b, &a, true)?;
         let lost = node.host_ifindex(&a)?;
         node.stop_agent()?;
-        take_away(cluster);
+        take_away(cluster)?;
         a.run("ip link del eth0")?;
         start(node, &[])?;
         ensure!(node.host_ifindex(&a)? != lost, "the interface is not a new one");
@@ -102,7 +107,7 @@ fn another_capacity_neither_opens_a_pod_nor_cuts_one_off() {
         wait_until_reaches(&c, &a, false)?;
         wait_until_reaches(&b, &a, true)?;
         node.stop_agent()?;
-        take_away(cluster);
+        take_away(cluster)?;
         let settings = [("FERRULE_MAX_POLICY_RULES", "8192"), ("FERRULE_MAX_POLICY_PEERS", "2048")];
         start(node, &settings)?;
         let shown = sys::run(&format!("bpftool -j map show pinned {PINS}/RULES"))?;
@@ -151,7 +156,7 @@ fn an_upgrade_from_a_version_with_a_map_of_subjects_keeps_pods_isolated_without_
             let map = earlier.join("SUBJECTS");
             sys::run(&format!("bpftool map update pinned {} key {key} value {value}", map.display()))?;
         }
-        take_away(cluster);
+        take_away(cluster)?;
         start(node, &[])?;
         ensure!(!earlier.exists(), "the old maps are still pinned");
         expect_isolated(&c, &a)?;
@@ -186,7 +191,7 @@ fn another_capacity_keeps_a_judged_flow_in_which_the_server_speaks_first() {
             client.read_exact(&mut [0; 4])?;
         }
         node.stop_agent()?;
-        take_away(cluster);
+        take_away(cluster)?;
         start(node, &[("FERRULE_MAX_POLICY_FLOWS", "8192"), ("FERRULE_MAX_POLICY_RULES", "8192")])?;
         let shown = sys::run(&format!("bpftool -j map show pinned {PINS}/POLICY_FLOWS"))?;
         ensure!(shown.contains("\"max_entries\":8192"), "{shown}");

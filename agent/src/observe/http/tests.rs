@@ -1,6 +1,6 @@
 //! Probes and metrics over a real socket.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use axum::body::{Body, to_bytes};
 use http::{Method, Request};
@@ -16,7 +16,7 @@ use crate::{
     api::Api,
     cluster::Pod,
     metrics::SourceLabels,
-    watch::{Change, Checkpoint, CheckpointStore, Scope, Settings, Sink, Update, Watches},
+    watch::{Change, Checkpoint, CheckpointStore, SaveError, Scope, Settings, Sink, Update, Watches},
 };
 
 fn observed() -> Observed {
@@ -106,7 +106,15 @@ impl CheckpointStore for Nothing {
         None
     }
 
-    fn save(&self, _: &str, _: &str, _: &Update) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    fn has(&self, _: &str) -> bool {
+        false
+    }
+
+    fn save(&self, _: &str, _: &str, _: &Update) -> Result<(), SaveError> {
+        Ok(())
+    }
+
+    fn remove(&self, _: &str) -> io::Result<()> {
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{Channel, Feed, Kind, Wanted, discovery, state::Served};
+use super::{Channel, Feed, Kind, State, Wanted, discovery, state::Served};
 use crate::{
     api::Api,
     backoff::{Backoff, Policy as Growth},
@@ -53,6 +53,9 @@ impl Feed {
         let feed = Arc::clone(&self);
         let read = move |object: &PolicyObject| Some(feed.policy(network_policy(object)));
         let was_followed = watches.has_checkpoint(&NETWORK_POLICIES).await;
+        if watches.was_followed(ALL_PODS).await {
+            self.update(State::expect_policies);
+        }
         watches.add(NETWORK_POLICIES, self.channel(Kind::NetworkPolicy, None, read));
         join!(
             self.discover(&watches, &api, was_followed),
@@ -116,8 +119,8 @@ impl Feed {
         loop {
             let now = *wanted.borrow_and_update();
             if running != now.generation() {
-                for name in [ALL_PODS, NAMESPACES, SERVICES] {
-                    watches.remove(name).await;
+                for name in [ALL_PODS, NAMESPACES, SERVICES].into_iter().filter(|_| running.is_some()) {
+                    watches.forget(name).await;
                 }
                 if let Some(generation) = now.generation() {
                     let wait = self.inner().state.spread().mul_f64(fastrand::f64());
@@ -153,16 +156,14 @@ impl Feed {
         let scope = |name, path| Scope { name, path, selector: None };
         let namespaces = scope(NAMESPACES, "/api/v1/namespaces");
         let read = |object: &Namespace| Some(Change::Namespace(object.clone()));
-        watches.add_transient(namespaces, self.channel(Kind::Namespace, Some(generation), read));
+        watches.add(namespaces, self.channel(Kind::Namespace, Some(generation), read));
         let read = |object: &Service| Some(Change::Service(object.clone()));
-        watches.add_transient(
-            scope(SERVICES, "/api/v1/services"),
-            self.channel(Kind::Service, Some(generation), read),
-        );
+        let services = scope(SERVICES, "/api/v1/services");
+        watches.add(services, self.channel(Kind::Service, Some(generation), read));
         let pods =
             Scope { selector: Some(("fieldSelector", PEERS.to_owned())), ..scope(ALL_PODS, "/api/v1/pods") };
         let read = |pod: &AnyPod| pod.take().map(Change::Pod);
-        watches.add_transient(pods, self.channel(Kind::Pod, Some(generation), read));
+        watches.add(pods, self.channel(Kind::Pod, Some(generation), read));
     }
 
     fn channel<F>(self: &Arc<Self>, kind: Kind, generation: Option<u64>, read: F) -> Channel<F> {

@@ -11,6 +11,7 @@
 //! ```
 //!
 //! Instead of Unlisted, the phase is Assumed after a while, if the operator wants new pods to be open then.
+//! An agent whose predecessor followed peers until its end begins with Gathering.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -215,6 +216,16 @@ impl State {
         self.own = Some(addresses.to_vec());
         let change = || Order::Submit(Box::new(Change::HostAddresses(addresses.to_vec())));
         self.step((self.phase == Phase::Enforcing).then(change).into_iter().collect())
+    }
+
+    /// Gathers at once, because an earlier agent has followed peers until its end.
+    pub(super) fn expect_policies(&mut self) -> Vec<Order> {
+        if self.phase != Phase::Unlisted {
+            return Vec::new();
+        }
+        self.phase = Phase::Gathering;
+        self.generation += 1;
+        self.step(Vec::new())
     }
 
     /// Takes the cluster for one without policies, until they are listed.

@@ -76,7 +76,8 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         if self.inventory.expire_if_in_doubt() {
             tracing::info!(
                 watch = self.scope.name,
-                "relisting: an event had no usable name or UID, so that a change may be missing"
+                "relisting: a change may be missing, because an event had no usable name or UID, or the \
+                 checkpoint lost objects"
             );
         }
         match error {

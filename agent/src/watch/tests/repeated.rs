@@ -34,6 +34,23 @@ async fn a_relist_without_news_reaches_the_sink_with_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn objects_that_the_checkpoint_has_lost_are_listed_and_written_once_more() {
+    let list = || vec![event("ADDED", "a", "quiet", 5), bookmark(10, true), Step::Wait(secs(2))];
+    let later = vec![event("MODIFIED", "a", "quiet", 11), Step::Hang];
+    let again = Reply::Stream([list(), vec![Step::Hang]].concat());
+    let test = Test::start([Reply::Stream([list(), later].concat()), again]);
+    sleep(secs(1)).await;
+    test.checkpoints.loses_once.store(true, Ordering::SeqCst);
+    sleep(secs(10)).await;
+    assert_eq!(test.asked().len(), 1, "a stream is not cut short for long");
+    sleep(secs(60)).await;
+    assert_eq!(test.asked().len(), 2);
+    assert_eq!(test.changes(), ["+a/quiet", "synced", "+a/quiet", "+a/quiet"]);
+    assert_eq!(test.position().as_deref(), Some("10"));
+    assert_eq!(test.checkpoints.written.load(Ordering::SeqCst), 2, "by each list");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stored_object_that_a_list_repeats_reaches_the_sink_once() {
     let list = || Reply::Stream(vec![event("ADDED", "a", "quiet", 5), bookmark(10, true), Step::Hang]);
     let mut first = Test::start([list()]);

@@ -210,6 +210,35 @@ fn an_agent_that_starts_among_policies_gathers_at_once_and_waits_for_all_lists()
 }
 
 #[test]
+fn an_agent_whose_predecessor_followed_peers_gathers_before_it_knows_a_policy() {
+    let start = || {
+        let mut test = Test::new();
+        let orders = test.state.expect_policies();
+        test.note(orders);
+        assert_eq!((test.state.phase(), test.state.wanted()), (Phase::Gathering, Wanted::Gather(1)));
+        assert_eq!(test.state.spread(), Duration::ZERO);
+        PEERS.iter().for_each(|kind| test.listed(*kind));
+        test.own(2);
+        test.listed_nodes();
+        test.discovered(false);
+        test.taken();
+        test
+    };
+    let mut test = start();
+    test.set(Kind::NetworkPolicy, "n/p", "1");
+    test.listed(Kind::NetworkPolicy);
+    assert_eq!(test.taken(), ["replace [+NetworkPolicy n/p@1, +node a, own 2]"]);
+    assert_eq!(test.state.wanted(), Wanted::Follow(1));
+    // The policies have gone meanwhile.
+    let mut test = start();
+    test.listed(Kind::NetworkPolicy);
+    assert_eq!((test.taken(), test.state.wanted()), (vec!["replace []".to_owned()], Wanted::Nothing));
+    // A start that knows more already stays as it is.
+    let mut test = Test::open();
+    assert!(test.state.expect_policies().is_empty() && test.state.phase() == Phase::Open);
+}
+
+#[test]
 fn of_what_changes_while_it_is_gathered_the_last_version_counts() {
     let mut test = Test::open();
     test.set(Kind::NetworkPolicy, "n/p", "1");
