@@ -7,6 +7,7 @@ use std::{
 
 use ferrule_tests::{
     apiserver::{Resource, objects},
+    node::Node,
     pod::{NAMESPACE, Pod},
     sys,
 };
@@ -15,8 +16,10 @@ use serde_json::json;
 use super::{
     Options,
     bed::{Bed, TIMEOUT, v4},
+    host_rules::HostRules,
     rules,
     stream::{Stream, Turn},
+    traffic,
 };
 use crate::{
     stats::Series,
@@ -46,6 +49,19 @@ pub(super) fn measure(bed: &Bed<'_>, options: &Options, table: &mut Table) -> an
     Ok(())
 }
 
+/// Measures how long the peers take for as many rules.
+pub(super) fn of_peers(node: &Node, options: &Options, table: &mut Table) -> anyhow::Result<()> {
+    let peers = HostRules::new(node)?;
+    for (name, form) in traffic::MANY_OF_HOST {
+        let mut took = Series::default();
+        for _ in 0..options.large {
+            took.push(peers.set(form, options.rules)?);
+        }
+        add(table, &format!("{name}: {}, p50 of {}", options.rules, options.large), &took, None);
+    }
+    peers.clear()
+}
+
 /// Measures edits of labels, and new policies.
 pub(super) fn labels_and_policies(
     bed: &Bed<'_>,
@@ -62,7 +78,7 @@ pub(super) fn labels_and_policies(
     Ok(())
 }
 
-fn add(table: &mut Table, what: &str, took: &Series, goal: Goal) {
+fn add(table: &mut Table, what: &str, took: &Series, goal: impl Into<Option<Goal>>) {
     table.add(what, took.p50(), "ms", None);
     table.add("  p99", took.percentile(99), "ms", goal);
 }

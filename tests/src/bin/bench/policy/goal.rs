@@ -1,16 +1,25 @@
 //! Goals for traffic between pods that policies judge.
 
-use super::traffic::{FEW, FEW_LINEAR, MANY, MANY_LINEAR, NONE};
+use super::traffic::{FEW, FEW_OF_HOST, IPTABLES, LIST, MANY, NONE, SET};
 use crate::rates::{
     goal::{Goal, limits},
-    load::Load::{ConnectRequestResponse, RequestResponse},
+    load::Load::{self, ConnectRequestResponse, RequestResponse},
 };
 
-pub(crate) const GOALS: [Goal; 6] = [
+pub(crate) const GOALS: [Goal; 10] = [
     Goal { load: RequestResponse, of: FEW, to: NONE, limits: limits(0.98, 0.99) },
     Goal { load: ConnectRequestResponse, of: FEW, to: NONE, limits: limits(0.94, 0.97) },
     Goal { load: RequestResponse, of: MANY, to: FEW, limits: limits(0.95, 0.99) },
     Goal { load: ConnectRequestResponse, of: MANY, to: FEW, limits: limits(0.97, 0.99) },
-    Goal { load: RequestResponse, of: MANY_LINEAR, to: FEW_LINEAR, limits: None },
-    Goal { load: ConnectRequestResponse, of: MANY_LINEAR, to: FEW_LINEAR, limits: None },
+    of_host(RequestResponse, LIST),
+    of_host(ConnectRequestResponse, LIST),
+    of_host(RequestResponse, SET),
+    of_host(ConnectRequestResponse, SET),
+    of_host(RequestResponse, IPTABLES),
+    of_host(ConnectRequestResponse, IPTABLES),
 ];
+
+/// Of the peers, without a limit.
+const fn of_host(load: Load, of: &'static str) -> Goal {
+    Goal { load, of, to: FEW_OF_HOST, limits: None }
+}

@@ -7,8 +7,8 @@ mod bed;
 mod burden;
 mod changes;
 mod goal;
+mod host_rules;
 mod large;
-mod linear;
 mod report;
 mod rules;
 mod stream;
@@ -63,6 +63,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
     if options.events > 0 {
         let table = &mut report.table;
         on_node(|node| changes::measure(&Bed::new(node)?, options, table))?;
+        on_node(|node| changes::of_peers(node, options, table))?;
     }
     if options.pods > 0 {
         let table = &mut report.table;

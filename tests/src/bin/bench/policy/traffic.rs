@@ -9,7 +9,7 @@ use ferrule_tests::pod::Pod;
 
 use super::{
     bed::{Bed, v4},
-    linear::Linear,
+    host_rules::{Form, HostRules},
     rules::{self, PAIR, WITNESS},
 };
 use crate::rates::{
@@ -21,11 +21,16 @@ use crate::rates::{
 pub(super) const NONE: &str = "no policy";
 pub(super) const FEW: &str = "few rules";
 pub(super) const MANY: &str = "many rules";
-pub(super) const FEW_LINEAR: &str = "ptp, few rules";
-pub(super) const MANY_LINEAR: &str = "ptp, many rules in a list";
+pub(super) const FEW_OF_HOST: &str = "ptp, few rules";
+/// The ways whose rules are the host's, with their names.
+pub(super) const MANY_OF_HOST: [(&str, Form); 3] =
+    [(LIST, Form::List), (SET, Form::Set), (IPTABLES, Form::Iptables)];
+pub(super) const LIST: &str = "ptp, many rules in a list";
+pub(super) const SET: &str = "ptp, many rules in a set";
+pub(super) const IPTABLES: &str = "ptp, many rules of iptables";
 
 pub(super) const LOADS: [Load; 2] = [Load::RequestResponse, Load::ConnectRequestResponse];
-const WAYS: [&str; 5] = [NONE, FEW, MANY, FEW_LINEAR, MANY_LINEAR];
+const WAYS: [&str; 7] = [NONE, FEW, MANY, FEW_OF_HOST, LIST, SET, IPTABLES];
 /// The agent works for a moment after a change.
 const SETTLE: Duration = Duration::from_millis(500);
 
@@ -55,7 +60,7 @@ pub(super) fn measure(
 ) -> anyhow::Result<Comparison> {
     let [client, server] = [bed.attach("client", PAIR)?, bed.attach("server", PAIR)?];
     let path = Path::new("ferrule", &client, &server, v4(&server)?);
-    let linear = Linear::new(bed.node)?;
+    let host_rules = HostRules::new(bed.node)?;
     let mut scene = Scene {
         bed,
         server,
@@ -74,15 +79,18 @@ pub(super) fn measure(
             ways.reverse();
         }
         for way in ways {
-            let path = match WAYS.get(way).copied().unwrap_or_default() {
-                FEW_LINEAR => linear.set(0).map(|()| &linear.path)?,
-                MANY_LINEAR => linear.set(count).map(|()| &linear.path)?,
-                policies => scene.set(policies != NONE, policies == MANY).map(|()| &path)?,
+            let way_name = WAYS.get(way).copied().unwrap_or_default();
+            let of_host = MANY_OF_HOST.iter().find(|(name, _)| *name == way_name);
+            let path = match (way_name, of_host) {
+                (FEW_OF_HOST, _) => host_rules.set(Form::List, 0).map(|_| &host_rules.path)?,
+                (_, Some((_, form))) => host_rules.set(*form, count).map(|_| &host_rules.path)?,
+                (policies, None) => scene.set(policies != NONE, policies == MANY).map(|()| &path)?,
             };
             thread::sleep(SETTLE);
             for row in &mut comparison.rows {
                 row.push(way, row.load.measure(path, row.cores, duration)?);
             }
+            host_rules.clear()?;
         }
         // The first round warms caches and neighbour entries up.
         if round == 0 {
