@@ -19,6 +19,7 @@ use crate::{
     files::{self, Written},
     remap, report,
     run::{Step, say},
+    strip,
     toolchain::{self, Part},
     workspace::Workspace,
 };
@@ -49,7 +50,10 @@ pub(crate) fn build(ws: &Workspace) -> Result<()> {
 
     let built = ws.bpf_target().join(TARGET).join("bpf").join(BINARY);
     let linked = files::read(&built, "see whether cargo put the binary elsewhere; then xtask has to follow")?;
-    let object = name_text(ws, &built, linked)?;
+    let object = strip::debug_information(&name_text(ws, &built, linked)?).or_fail(
+        format!("taking the debug information out of {}", built.display()),
+        "compare with `llvm-strip -g`: either the linker wrote a damaged object, or xtask does not understand it",
+    )?;
     let path = ws.bpf_object();
     let written = match files::replace_if_changed(&path, &object)? {
         Written::Changed => "written",

@@ -37,6 +37,7 @@ mod run;
 mod sbom;
 mod second_try;
 mod show;
+mod strip;
 mod test;
 mod tidy;
 mod toolchain;
