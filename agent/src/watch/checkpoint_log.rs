@@ -247,7 +247,7 @@ impl CheckpointStore for CheckpointLogs {
 
     fn remove(&self, watch: &str) -> io::Result<()> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(watch);
-        self.directory.remove(&file_name(watch))
+        if self.has(watch) { self.directory.remove(&file_name(watch)) } else { Ok(()) }
     }
 }
 

@@ -131,7 +131,14 @@ fn cluster_policies_count_where_the_cluster_has_the_type_and_are_no_matter_elsew
         node.start_again()?;
         wait_for_feed(node, "(healthy: following 1 policies", TIMEOUT)?;
         cluster.api.delete(Resource::ClusterNetworkPolicies, "", "c")?;
-        wait_for_feed(node, "(healthy: open: the cluster has no policy", Duration::from_secs(30))
+        wait_for_feed(node, "(healthy: open: the cluster has no policy", Duration::from_secs(30))?;
+        // A checkpoint of what the cluster has no longer must not serve a start without the API server.
+        let is_stored = || Path::new("/run/ferrule/watch/clusternetworkpolicies.log").exists();
+        ensure!(is_stored());
+        node.stop_agent()?;
+        cluster.api.switch(Switch::InstallClusterPolicies { installed: false });
+        node.start_again()?;
+        wait_until("the checkpoint is removed", TIMEOUT, || Ok(!is_stored()))
     })
     .unwrap();
 }

@@ -1,6 +1,6 @@
 //! Starts and stops the watches.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use ferrule_policy::{
     Change,
@@ -8,12 +8,12 @@ use ferrule_policy::{
 };
 use tokio::{
     join,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{Channel, Feed, Kind, State, Wanted, discovery, state::Served};
 use crate::{
-    api::Api,
+    api::{Api, ApiError},
     backoff::{Backoff, Policy as Growth},
     policy::objects::AnyPod,
     watch::{Scope, Watches},
@@ -42,6 +42,8 @@ const LINGER: Duration = Duration::from_secs(15);
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Between two questions whether the cluster has ClusterNetworkPolicies by now; and up to half of it more.
 const DISCOVERY: Duration = Duration::from_secs(60);
+/// An API server that does not answer for so long counts as away, although its answer may come later.
+const UNANSWERED: Duration = Duration::from_secs(2);
 const RETRY: Growth = Growth::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter();
 
 // === impl Feed ===
@@ -69,23 +71,26 @@ impl Feed {
     async fn discover(self: &Arc<Self>, watches: &Watches, api: &Api, was_followed: bool) {
         let (mut retries, mut was_answered) = (Backoff::new(RETRY), false);
         loop {
-            let wait = match discovery::ask(api).await {
+            let mut asked = pin!(discovery::ask(api));
+            let in_time = timeout(UNANSWERED, &mut asked).await.ok();
+            let is_away = in_time.as_ref().is_none_or(|it| it.as_ref().is_err_and(ApiError::is_unreachable));
+            if is_away && !was_answered && self.go_on(watches, was_followed).await {
+                break;
+            }
+            let answer = match in_time {
+                Some(answer) => answer,
+                None => asked.await,
+            };
+            let wait = match answer {
                 Ok(Served::Known) => break,
                 Ok(served) => {
                     was_answered = true;
+                    // For an agent that starts while the server is away.
+                    watches.forget(discovery::TYPE).await;
                     self.discovered(served);
                     DISCOVERY.mul_f64(1.0 + 0.5 * fastrand::f64())
                 }
-                Err(error) if error.is_unreachable() => {
-                    if watches.has_checkpoint(&CLUSTER_POLICIES).await {
-                        break;
-                    }
-                    tracing::debug!(%error, was_followed, "ClusterNetworkPolicies have no checkpoint");
-                    if was_followed && !was_answered {
-                        self.discovered(Served::Nothing);
-                    }
-                    retries.next_requested(None, Instant::now())
-                }
+                Err(error) if error.is_unreachable() => retries.next_requested(None, Instant::now()),
                 Err(error) => {
                     tracing::warn!(%error, "retrying{}", error.remedy());
                     if error.is_unauthorized() {
@@ -106,6 +111,15 @@ impl Feed {
             }
         };
         watches.add(CLUSTER_POLICIES, self.channel(Kind::ClusterNetworkPolicy, None, read));
+    }
+
+    /// Goes on from what an earlier agent knew. Returns whether that has ClusterNetworkPolicies.
+    async fn go_on(&self, watches: &Watches, was_followed: bool) -> bool {
+        let is_known = watches.has_checkpoint(&CLUSTER_POLICIES).await;
+        if was_followed && !is_known {
+            self.discovered(Served::Nothing);
+        }
+        is_known
     }
 
     fn discovered(&self, served: Served) {
