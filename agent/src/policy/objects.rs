@@ -2,7 +2,7 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    mem::{replace, take},
+    mem::take,
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -24,21 +24,21 @@ use crate::{
 pub(super) struct AnyPod {
     key: ObjectKey,
     uid: Box<str>,
-    version: Box<str>,
     /// Of all that policies need, by a secret hash function.
     digest: u64,
-    rest: Mutex<Rest>,
+    /// `None` once the sink and a checkpoint have it.
+    rest: Mutex<Option<Box<Rest>>>,
 }
 
 /// All that policies need of a pod.
-#[derive(Debug)]
-enum Rest {
-    New(Box<object::Pod>),
-    /// The checkpoint has it.
-    Saved(Box<object::Pod>),
-    /// The sink has it.
-    Taken(Box<RawValue>),
-    Gone,
+#[derive(Debug, Default)]
+struct Rest {
+    version: String,
+    /// Until the sink takes it.
+    pod: Option<Box<object::Pod>>,
+    /// What a checkpoint has to contain, after the sink has taken the pod.
+    json: Option<Box<RawValue>>,
+    is_saved: bool,
 }
 
 /// Peers may be a second old, as they may be while they are watched. In a large cluster, no stream is ever
@@ -54,16 +54,17 @@ impl AnyPod {
     /// The pod, for the first caller.
     pub(super) fn take(&self) -> Option<object::Pod> {
         let mut rest = self.rest();
-        let (left, pod) = match replace(&mut *rest, Rest::Gone) {
-            Rest::New(pod) => (to_raw_value(&pod).map_or(Rest::Gone, Rest::Taken), Some(*pod)),
-            Rest::Saved(pod) => (Rest::Gone, Some(*pod)),
-            left @ (Rest::Taken(_) | Rest::Gone) => (left, None),
-        };
-        *rest = left;
-        pod
+        let it = rest.as_mut()?;
+        let pod = it.pod.take()?;
+        if it.is_saved {
+            *rest = None;
+        } else {
+            it.json = to_raw_value(&pod).ok();
+        }
+        Some(*pod)
     }
 
-    fn rest(&self) -> MutexGuard<'_, Rest> {
+    fn rest(&self) -> MutexGuard<'_, Option<Box<Rest>>> {
         self.rest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -75,9 +76,8 @@ impl From<object::Pod> for AnyPod {
         Self {
             key: key(&pod.metadata),
             uid: pod.metadata.uid.as_str().into(),
-            version: version.into(),
             digest: DIGEST.hash_one(&pod),
-            rest: Mutex::new(Rest::New(Box::new(pod))),
+            rest: Mutex::new(Some(Box::new(Rest { version, pod: Some(Box::new(pod)), ..Rest::default() }))),
         }
     }
 }
@@ -94,7 +94,7 @@ impl Object for AnyPod {
     }
 
     fn take_version(&mut self) -> String {
-        take(&mut self.version).into()
+        self.rest().as_mut().map(|it| take(&mut it.version)).unwrap_or_default()
     }
 
     /// Most versions of a pod differ in the status of its containers.
@@ -103,15 +103,15 @@ impl Object for AnyPod {
     }
 
     fn is_writable(&self) -> bool {
-        !matches!(*self.rest(), Rest::Gone)
+        self.rest().is_some()
     }
 
     fn saved(&self) {
         let mut rest = self.rest();
-        *rest = match replace(&mut *rest, Rest::Gone) {
-            Rest::New(pod) | Rest::Saved(pod) => Rest::Saved(pod),
-            Rest::Taken(_) | Rest::Gone => Rest::Gone,
-        };
+        match rest.as_mut() {
+            Some(it) if it.pod.is_some() => it.is_saved = true,
+            _ => *rest = None,
+        }
     }
 }
 
@@ -121,10 +121,10 @@ impl Serialize for AnyPod {
     /// # Errors
     /// If the pod is not [writable](Object::is_writable) any more.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match &*self.rest() {
-            Rest::New(pod) | Rest::Saved(pod) => pod.serialize(serializer),
-            Rest::Taken(json) => json.serialize(serializer),
-            Rest::Gone => Err(S::Error::custom("the pod has been given away")),
+        match self.rest().as_deref() {
+            Some(Rest { pod: Some(pod), .. }) => pod.serialize(serializer),
+            Some(Rest { json: Some(json), .. }) => json.serialize(serializer),
+            _ => Err(S::Error::custom("the pod has been given away")),
         }
     }
 }
