@@ -41,9 +41,8 @@ struct Rest {
     is_saved: bool,
 }
 
-/// Peers may be a second old, as they may be while they are watched. In a large cluster, no stream is ever
-/// quiet, which would confirm them.
-const HOLD: Duration = Duration::from_secs(1);
+/// Of peers. The API server sends what was missed at once, from memory.
+const REPLAY: Duration = Duration::from_secs(1);
 
 /// The hash function of this process. No author of a pod can make two versions look alike.
 static DIGEST: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -83,7 +82,7 @@ impl From<object::Pod> for AnyPod {
 }
 
 impl Object for AnyPod {
-    const HOLD: Duration = HOLD;
+    const REPLAY: Duration = REPLAY;
 
     fn key(&self) -> ObjectKey {
         self.key.clone()
@@ -103,7 +102,7 @@ impl Object for AnyPod {
     }
 
     fn is_writable(&self) -> bool {
-        self.rest().is_some()
+        self.rest().as_ref().is_some_and(|it| !it.is_saved)
     }
 
     fn saved(&self) {
@@ -132,9 +131,9 @@ impl Serialize for AnyPod {
 // === impl PolicyObject, Namespace, Service ===
 
 macro_rules! watched {
-    ($($type:ty, $hold:expr => $says_the_same:expr;)*) => {$(
+    ($($type:ty, $replay:expr => $says_the_same:expr;)*) => {$(
         impl Object for $type {
-            const HOLD: Duration = $hold;
+            const REPLAY: Duration = $replay;
 
             fn key(&self) -> ObjectKey {
                 key(&self.metadata)
@@ -159,10 +158,10 @@ watched! {
     PolicyObject, Duration::from_secs(5) => |it, earlier| {
         it.spec.as_ref().map(|json| json.get()) == earlier.spec.as_ref().map(|json| json.get())
     };
-    Namespace, HOLD => |it, earlier| {
+    Namespace, REPLAY => |it, earlier| {
         it.metadata.labels == earlier.metadata.labels && it.is_audited == earlier.is_audited
     };
-    Service, HOLD => |it, earlier| it.addresses().eq(earlier.addresses());
+    Service, REPLAY => |it, earlier| it.addresses().eq(earlier.addresses());
 }
 
 /// What policies need of a Node.

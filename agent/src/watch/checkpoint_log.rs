@@ -124,8 +124,10 @@ impl CheckpointLogs {
                 Some(log) => Some(log),
                 None => self.reopen(watch)?.map(|(log, _)| log),
             };
-            // Changes to objects that no log has are no checkpoint: the next list writes one.
-            let Some(mut log) = log.filter(|log| log.identity == identity) else { return Ok(()) };
+            let Some(mut log) = log.filter(|log| log.identity == identity) else {
+                // The next write has all objects.
+                return Err(SaveError::Failed("there is no checkpoint that the changes belong to".into()));
+            };
             let changes = update.objects.iter().filter_map(|(key, entry)| match entry {
                 Entry::Written(object) => Some((key.as_str(), Line::Object(object.as_ref()))),
                 Entry::Removed => Some((key.as_str(), Line::Removed)),
@@ -421,12 +423,12 @@ mod tests {
     fn changes_without_a_list_are_no_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let logs = CheckpointLogs::open(dir.path()).unwrap();
-        logs.save("pods", "cluster", &update("8", &[("n/a", Some("1"))])).unwrap();
+        assert!(logs.save("pods", "cluster", &update("8", &[("n/a", Some("1"))])).is_err());
         assert_eq!(loaded(&logs, "pods", "cluster"), None);
         // Nor are changes to the objects of another cluster.
         logs.save("pods", "cluster", &list("7", &[("n/a", Some("1"))])).unwrap();
         for logs in [&logs, &CheckpointLogs::open(dir.path()).unwrap()] {
-            logs.save("pods", "another cluster", &update("9", &[("n/b", Some("2"))])).unwrap();
+            assert!(logs.save("pods", "another cluster", &update("9", &[("n/b", Some("2"))])).is_err());
             assert_eq!(loaded(logs, "pods", "another cluster"), None);
             assert_eq!(loaded(logs, "pods", "cluster"), checkpoint("7", &["1"]));
         }
@@ -573,7 +575,7 @@ mod tests {
         assert!(logs.has("pods") && !logs.has("nodes"));
         logs.remove("pods").unwrap();
         assert!(!logs.has("pods") && !pods(&dir).exists());
-        logs.save("pods", "cluster", &update("8", &[("n/b", Some("2"))])).unwrap();
+        assert!(logs.save("pods", "cluster", &update("8", &[("n/b", Some("2"))])).is_err());
         assert_eq!(loaded(&logs, "pods", "cluster"), None);
     }
 

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// An object that can be watched. Its JSON form is also its form in a checkpoint.
 pub trait Object: DeserializeOwned + Serialize + Send + Sync + 'static {
-    /// The longest time that the objects of a checkpoint wait for the server's confirmation; a runtime waits
-    /// longer for an ADD.
-    const HOLD: Duration = Duration::from_secs(5);
+    /// How long a resumed stream may replay what was missed, before the objects of a checkpoint are used. In
+    /// a large cluster, streams of some types are never quiet, which would end the replay.
+    const REPLAY: Duration = HOLD;
 
     fn key(&self) -> ObjectKey;
     fn uid(&self) -> &str;
@@ -31,6 +31,10 @@ pub trait Object: DeserializeOwned + Serialize + Send + Sync + 'static {
     /// A checkpoint has the object.
     fn saved(&self) {}
 }
+
+/// The longest time that the objects of a checkpoint wait for a server that says nothing; a runtime waits
+/// longer for an ADD.
+pub(super) const HOLD: Duration = Duration::from_secs(5);
 
 /// Namespace and name of an object. A later object with the same key has another UID. Clones share the text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

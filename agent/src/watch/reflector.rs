@@ -44,7 +44,7 @@ use super::{
     failures::{Failures, Report, Retry},
     inventory::{Inventory, Removed},
     liveness::{Comparison, Finding, Liveness},
-    object::Object,
+    object::{HOLD, Object},
     pages::Pages,
     scope::Scope,
     settings::Settings,
@@ -90,6 +90,8 @@ struct Listed {
 /// 5000 nodes then send 500 lists per second for each source, and an ADD waits for a change ten seconds
 /// longer.
 const SPREAD: Duration = Duration::from_secs(10);
+/// How long the objects of a checkpoint wait for a list, once their position has expired.
+const RELIST: Duration = Duration::from_secs(30);
 /// The longest random wait after the server has answered another watch.
 const AFTER_ANSWER: Duration = Duration::from_secs(1);
 const FOLLOWING: &str = "following the changes";
@@ -199,7 +201,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             object.saved();
             self.inventory.restore(key.clone(), Arc::clone(object));
         }
-        self.unconfirmed.hold(objects, Instant::now() + T::HOLD);
+        self.unconfirmed.hold(objects, Instant::now() + HOLD);
         self.counters.set_objects(self.inventory.len());
         self.inventory.resume(position);
     }
@@ -400,6 +402,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         if error.is_expired() {
             tracing::info!(watch, %error, "the position has expired; relisting");
             self.inventory.expire();
+            self.unconfirmed.extend(now + RELIST);
             // The first list is one node's; those after a restart of the API server come from all nodes.
             self.spreads_list = self.inventory.has_synced();
             self.failures.expired(error, now)

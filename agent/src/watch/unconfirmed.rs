@@ -36,6 +36,16 @@ impl<T> Unconfirmed<T> {
         *self = Self { objects, until: Some(until) };
     }
 
+    /// A resumed stream is open, and ends its replay by then.
+    pub(super) fn shorten(&mut self, until: Instant) {
+        self.until = self.until.map(|it| it.min(until));
+    }
+
+    /// The server has answered, and a list follows, which takes until then at most.
+    pub(super) fn extend(&mut self, until: Instant) {
+        self.until = self.until.map(|it| it.max(until));
+    }
+
     /// When objects stop waiting for a confirmation; `None` if nothing is held back.
     pub(super) fn until(&self) -> Option<Instant> {
         self.until

@@ -54,27 +54,28 @@ impl Feed {
     pub async fn run(self: Arc<Self>, watches: Arc<Watches>, api: Arc<Api>, open_after: Option<Duration>) {
         let feed = Arc::clone(&self);
         let read = move |object: &PolicyObject| Some(feed.policy(network_policy(object)));
+        let had_cluster_policies = watches.was_followed(discovery::TYPE).await;
         let was_followed = watches.has_checkpoint(&NETWORK_POLICIES).await;
-        if watches.was_followed(ALL_PODS).await {
+        if was_followed && watches.was_followed(ALL_PODS).await {
             self.update(State::expect_policies);
         }
         watches.add(NETWORK_POLICIES, self.channel(Kind::NetworkPolicy, None, read));
         join!(
-            self.discover(&watches, &api, was_followed),
+            self.discover(&watches, &api, was_followed && !had_cluster_policies),
             self.follow_peers(&watches),
             self.open_unlisted(open_after, &watches, &api),
         );
     }
 
-    /// Follows ClusterNetworkPolicies once the cluster can have them. `was_followed`: an earlier agent has
-    /// followed policies, and so has a checkpoint of ClusterNetworkPolicies if the cluster had the type.
-    async fn discover(self: &Arc<Self>, watches: &Watches, api: &Api, was_followed: bool) {
+    /// Follows ClusterNetworkPolicies once the cluster can have them. `had_none`: an earlier agent has
+    /// followed policies, and the cluster did not have the type.
+    async fn discover(self: &Arc<Self>, watches: &Watches, api: &Api, had_none: bool) {
         let (mut retries, mut was_answered) = (Backoff::new(RETRY), false);
         loop {
             let mut asked = pin!(discovery::ask(api));
             let in_time = timeout(UNANSWERED, &mut asked).await.ok();
             let is_away = in_time.as_ref().is_none_or(|it| it.as_ref().is_err_and(ApiError::is_unreachable));
-            if is_away && !was_answered && self.go_on(watches, was_followed).await {
+            if is_away && !was_answered && self.go_on(watches, had_none).await {
                 break;
             }
             let answer = match in_time {
@@ -114,12 +115,11 @@ impl Feed {
     }
 
     /// Goes on from what an earlier agent knew. Returns whether that has ClusterNetworkPolicies.
-    async fn go_on(&self, watches: &Watches, was_followed: bool) -> bool {
-        let is_known = watches.has_checkpoint(&CLUSTER_POLICIES).await;
-        if was_followed && !is_known {
+    async fn go_on(&self, watches: &Watches, had_none: bool) -> bool {
+        if had_none {
             self.discovered(Served::Nothing);
         }
-        is_known
+        watches.has_checkpoint(&CLUSTER_POLICIES).await
     }
 
     fn discovered(&self, served: Served) {

@@ -102,7 +102,8 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     async fn open(&mut self, requested: Duration) -> Result<(String, Lines, Deadlines), WatchError> {
         let what = format!("watch {}", self.scope.name);
         let path = self.watch_request(requested);
-        if self.inventory.position().is_some() {
+        let resumes = self.inventory.position().is_some();
+        if resumes {
             self.counters.resumes.inc();
         } else {
             self.inventory.begin_list();
@@ -111,6 +112,9 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         let response = self.waiting(api.open(&what, &path)).await?;
         let opened = Instant::now();
         self.liveness.stream_opened();
+        if resumes {
+            self.unconfirmed.shorten(opened + T::REPLAY);
+        }
         let deadlines = Deadlines { opened, overdue: opened + 2 * requested + OVERDUE };
         Ok((what, Lines::new(response.into_body()), deadlines))
     }
@@ -175,6 +179,9 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 self.save().await;
                 save_at = Instant::now() + CHECKPOINT_INTERVAL;
             }
+            if self.inventory.is_in_doubt() && doubt_until.is_none() && !self.inventory.is_listing() {
+                doubt_until = Some(Instant::now() + DOUBT.mul_f64(1.0 + fastrand::f64()));
+            }
             if doubt_until.is_some_and(|until| until <= now) {
                 return Ok(());
             }
@@ -204,9 +211,6 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                         self.undecodable(Undecodable { meta: None, why });
                     }
                 }
-            }
-            if self.inventory.is_in_doubt() && doubt_until.is_none() && !self.inventory.is_listing() {
-                doubt_until = Some(Instant::now() + DOUBT.mul_f64(1.0 + fastrand::f64()));
             }
             self.counters.set_buffered(lines.buffered());
             if self.inventory.is_listing() && opened.elapsed() > LIST_TIMEOUT {

@@ -108,16 +108,11 @@ async fn stored_objects_serve_at_once_if_the_api_server_cannot_be_reached() {
 
 #[tokio::test(start_paused = true)]
 async fn stored_objects_wait_at_most_five_seconds_for_a_server_that_does_not_confirm_them() {
-    // No response at all; refusals; a list that does not end; events all the time.
+    // No response at all; refusals; events all the time.
     let chatter = (13..100).flat_map(|version| {
         [event("ADDED", "c", "u3", version), Step::Wait(secs(0)), Step::Wait(Duration::from_millis(300))]
     });
-    for replies in [
-        vec![],
-        vec![status(503); 9],
-        vec![Reply::Stream(vec![error(410, "")]), Reply::Stream(vec![Step::Hang])],
-        vec![Reply::Stream(chatter.collect())],
-    ] {
+    for replies in [vec![], vec![status(503); 9], vec![Reply::Stream(chatter.collect())]] {
         let test = Test::restart(replies, checkpoint().await);
         let known = || test.changes().into_iter().filter(|it| it != "+c/u3").collect::<Vec<_>>();
         sleep(Duration::from_millis(4990)).await;
@@ -150,4 +145,25 @@ async fn changes_are_counted_at_once_until_they_are_durable() {
     assert_eq!(unsaved(), 1, "the deletion");
     sleep(secs(2)).await;
     assert_eq!(unsaved(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stored_objects_wait_for_the_list_after_their_position_has_expired() {
+    let mut first = Test::start([listing([Step::Hang])]);
+    sleep(secs(2)).await;
+    first.stop().await;
+    let slow = [event("ADDED", "b", "u2", 15), Step::Wait(secs(12)), bookmark(20, true), Step::Hang];
+    let expired = Reply::Stream(vec![error(410, r#","reason":"Expired""#)]);
+    let second = Test::restart([expired, Reply::Stream(slow.into())], first.checkpoints.clone());
+    sleep(secs(10)).await;
+    assert_eq!(second.changes(), ["+b/u2"], "the stored object may be gone");
+    sleep(secs(5)).await;
+    assert_eq!(second.changes(), ["+b/u2", "-a/u1", "synced"]);
+    let endless = [Reply::Stream(vec![error(410, "")]), Reply::Stream(vec![Step::Hang])];
+    let third = Test::restart(endless, first.checkpoints.clone());
+    third.script.otherwise(Reply::Stream(vec![Step::Hang]), status(503));
+    sleep(secs(29)).await;
+    assert!(third.changes().is_empty());
+    sleep(secs(2)).await;
+    assert_eq!(third.changes(), ["+b/u2", "synced"], "for half a minute at most");
 }

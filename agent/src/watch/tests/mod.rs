@@ -138,9 +138,13 @@ impl CheckpointStore for Checkpoints {
         let before = saved.take().filter(|_| !update.replaces_all);
         let mut objects = before.map(|(_, _, objects)| objects).unwrap_or_default();
         for (key, object) in &update.objects {
-            let Entry::Written(object) = object else {
-                objects.remove(key.as_str());
-                continue;
+            let object = match object {
+                Entry::Written(object) => object,
+                Entry::Kept => unreachable!("the type is writable"),
+                Entry::Removed => {
+                    objects.remove(key.as_str());
+                    continue;
+                }
             };
             let mut json = Vec::new();
             object.write(&mut json).unwrap();
