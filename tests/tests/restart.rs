@@ -368,6 +368,8 @@ fn addresses_of_an_interface_that_cannot_be_rebuilt_are_not_allocated_while_it_e
     with_agent(|node| {
         let a = node.attach("a")?;
         ensure!(a.addresses[0].to_string() == "10.244.0.2", "{:?}", a.addresses);
+        // A running agent would take the interface for a stray.
+        node.kill_agent()?;
         sys::run("ip link add frunknown up type veth peer name frunknown1")?;
         sys::run("ip link set frunknown alias ferrule:cluster:deadbeef:eth0")?;
         // Several addresses of a family: nothing says which one belongs to the pod. One more than an ADD
@@ -375,7 +377,6 @@ fn addresses_of_an_interface_that_cannot_be_rebuilt_are_not_allocated_while_it_e
         for last in 3..=7 {
             sys::run(&format!("ip route add 10.244.0.{last} dev frunknown proto 70"))?;
         }
-        node.kill_agent()?;
         fs::remove_dir_all("/run/ferrule/attachments")?;
         node.start_again_with(&["--reconcile-period", "1"])?;
         ensure!(node.metric("ferrule_registry_unknown_interfaces")? == 1.0);

@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    path::Path,
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::Duration,
@@ -219,6 +220,11 @@ fn policy_churn_leaks_nothing() {
         waves(0..FIRST_POLICIES)?;
         let rows = policy_rows()?;
         ensure!(rows.first() == Some(&1), "the pod's row, and found {rows:?}");
+        // Each has an open file.
+        sys::wait_until("peers have checkpoints", ARRIVAL, || {
+            let is_stored = |watch| Path::new(&format!("/run/ferrule/watch/{watch}.log")).exists();
+            Ok(["all-pods", "namespaces", "services"].into_iter().all(is_stored))
+        })?;
         let before = Size::of(node, THREADS_OF_CLUSTER)?;
         before.expect_an_agent_with_a_pod()?;
         let used = waves(FIRST_POLICIES..FIRST_POLICIES + POLICY_WAVES)?;

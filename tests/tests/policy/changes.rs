@@ -205,7 +205,9 @@ fn an_agent_that_starts_without_the_api_server_judges_new_pods_by_the_last_known
         wait_until("the checkpoints have all", TIMEOUT, || {
             let stored = |watch: &str| std::fs::read_to_string(format!("/run/ferrule/watch/{watch}.log"));
             Ok(stored("all-pods").is_ok_and(|it| it.contains("web/new"))
-                && stored("networkpolicies").is_ok_and(|it| it.contains("web/front")))
+                && stored("networkpolicies").is_ok_and(|it| it.contains("web/front"))
+                && stored("namespaces").is_ok_and(|it| it.contains("web"))
+                && stored("services").is_ok())
         })?;
         scene.node.kill_agent()?;
         scene.cluster.api.switch(Switch::Restart { pause_ms: 600_000, history: History::Kept });
