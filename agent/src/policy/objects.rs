@@ -131,9 +131,9 @@ impl Serialize for AnyPod {
 // === impl PolicyObject, Namespace, Service ===
 
 macro_rules! watched {
-    ($($type:ty, $replay:expr => $says_the_same:expr;)*) => {$(
+    ($($type:ty $(, replayed in $replay:expr)? => $says_the_same:expr;)*) => {$(
         impl Object for $type {
-            const REPLAY: Duration = $replay;
+            $(const REPLAY: Duration = $replay;)?
 
             fn key(&self) -> ObjectKey {
                 key(&self.metadata)
@@ -155,13 +155,13 @@ macro_rules! watched {
     )*};
 }
 watched! {
-    PolicyObject, Duration::from_secs(5) => |it, earlier| {
+    PolicyObject => |it, earlier| {
         it.spec.as_ref().map(|json| json.get()) == earlier.spec.as_ref().map(|json| json.get())
     };
-    Namespace, REPLAY => |it, earlier| {
+    Namespace, replayed in REPLAY => |it, earlier| {
         it.metadata.labels == earlier.metadata.labels && it.is_audited == earlier.is_audited
     };
-    Service, REPLAY => |it, earlier| it.addresses().eq(earlier.addresses());
+    Service, replayed in REPLAY => |it, earlier| it.addresses().eq(earlier.addresses());
 }
 
 /// What policies need of a Node.

@@ -82,8 +82,8 @@ impl CheckpointWriter {
         self.changed = HashSet::new();
     }
 
-    /// Whether objects have to be listed once more, because the last write missed some. For one caller.
-    pub(super) fn has_lost_objects(&mut self) -> bool {
+    /// Whether objects have to be listed once more, because the last write missed some. True once.
+    pub(super) fn take_lost_objects(&mut self) -> bool {
         mem::take(&mut self.has_lost_objects)
     }
 
@@ -332,7 +332,7 @@ mod tests {
         watch.remove(2);
         watch.save("3").await;
         assert_eq!((watch.stored(), watch.changes()), (expected("3", &[(1, 11), (3, 10)]), 1));
-        assert!(!watch.writer.has_lost_objects());
+        assert!(!watch.writer.take_lost_objects());
     }
 
     #[tokio::test]
@@ -344,11 +344,11 @@ mod tests {
         watch.store.stored.lock().unwrap().1.clear();
         watch.fail("2").await;
         watch.save("2").await;
-        assert!(watch.writer.has_lost_objects() && !watch.writer.has_lost_objects());
+        assert!(watch.writer.take_lost_objects() && !watch.writer.take_lost_objects());
         (1..=2).for_each(|at| watch.put(at, 10));
         watch.save("3").await;
         assert_eq!(watch.stored(), expected("3", &[(1, 10), (2, 10)]));
-        assert!(!watch.writer.has_lost_objects());
+        assert!(!watch.writer.take_lost_objects());
     }
 
     #[tokio::test]

@@ -481,7 +481,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     async fn save(&mut self) {
         if let Some(position) = self.inventory.certain_position() {
             self.checkpoint.save(position, &self.inventory).await;
-            if self.checkpoint.has_lost_objects() {
+            if self.checkpoint.take_lost_objects() {
                 self.inventory.miss();
             }
         }

@@ -86,7 +86,7 @@ impl Feed {
                 Ok(Served::Known) => break,
                 Ok(served) => {
                     was_answered = true;
-                    // For an agent that starts while the server is away.
+                    // An agent that starts while the server is away would enforce a stale checkpoint.
                     watches.forget(discovery::TYPE).await;
                     self.discovered(served);
                     DISCOVERY.mul_f64(1.0 + 0.5 * fastrand::f64())
@@ -133,8 +133,11 @@ impl Feed {
         loop {
             let now = *wanted.borrow_and_update();
             if running != now.generation() {
-                for name in [ALL_PODS, NAMESPACES, SERVICES].into_iter().filter(|_| running.is_some()) {
-                    watches.forget(name).await;
+                // Not at start, which goes on from the checkpoints.
+                if running.is_some() {
+                    for name in [ALL_PODS, NAMESPACES, SERVICES] {
+                        watches.forget(name).await;
+                    }
                 }
                 if let Some(generation) = now.generation() {
                     let wait = self.inner().state.spread().mul_f64(fastrand::f64());

@@ -4,7 +4,7 @@
 use std::{
     fmt::Write as _,
     fs,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     time::{Duration, Instant},
 };
 
@@ -112,6 +112,6 @@ fn set(count: usize) -> String {
 }
 
 /// Address and port of each rule but the pair's.
-fn others(count: usize) -> impl Iterator<Item = (std::net::Ipv4Addr, usize)> {
+fn others(count: usize) -> impl Iterator<Item = (Ipv4Addr, usize)> {
     (0..count).map(|number| (block(number), FIRST_PORT + number % PORTS))
 }
