@@ -1,7 +1,7 @@
 //! Cost of the path between two pods of a node.
 //!
 //! All paths exist on one node at the same time, and each round measures every path once, so that other load
-//! of the machine affects all of them. The result of a path is the median of its rounds.
+//! of the machine affects all of them. Many short rounds: each is over before the machine's speed changes much.
 
 mod flood;
 mod flows;
@@ -27,10 +27,10 @@ use crate::rates::{
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// Rounds; the result is their median.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 31)]
     rounds: usize,
     /// Milliseconds of each measurement.
-    #[arg(long, default_value_t = 400)]
+    #[arg(long, default_value_t = 80)]
     milliseconds: u64,
     /// The most further pods on the node; the paths are measured without them.
     #[arg(long, default_value_t = 500)]
@@ -59,9 +59,13 @@ fn measure(node: &mut Node, options: &Options) -> anyhow::Result<Report> {
     for round in 0..=options.rounds {
         eprintln!("dataplane: round {round} of {}", options.rounds);
         let [of_paths, of_flows, of_flood] = &mut comparisons;
+        let mut ways: Vec<_> = paths.iter().enumerate().collect();
+        if round % 2 == 1 {
+            ways.reverse();
+        }
         for row in &mut of_paths.rows {
-            for (way, path) in paths.iter().enumerate() {
-                row.push(way, row.load.measure(path, row.cores, duration)?);
+            for (way, path) in &ways {
+                row.push(*way, row.load.measure(path, row.cores, duration)?);
             }
         }
         flood.round(ferrule, duration, of_flood)?;

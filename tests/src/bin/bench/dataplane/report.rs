@@ -28,10 +28,10 @@ const CHART_PATHS: [&str; 6] = [path::LOOPBACK, "veth", path::REDIRECT, path::FE
 
 const SHARES: &str = "Client and server on one core: rates as shares of the first row's, and in parentheses.";
 const LEGEND: &str = "\
-Medians of the rounds. On one core, client and server share it, so that the rate is the inverse of the path's CPU time:
-compare these. On two cores, wake-ups between the cores dominate, and runs differ by tens of percent. \"redirect\": a
-program of four instructions that only redirects to the other pod, the floor of such paths. \"Service\": the client calls
-an address that nftables rules translate, as kube-proxy's do.
+Rates and ratios are medians of the rounds. On one core, client and server share it, so that the rate is the inverse of
+the path's CPU time: compare these. On two cores, wake-ups between the cores dominate, and runs differ by tens of
+percent. \"redirect\": a program of four instructions that only redirects to the other pod, the floor of such paths.
+\"Service\": the client calls an address that nftables rules translate, as kube-proxy's do.
 ";
 
 // === impl Report ===

@@ -7,7 +7,7 @@ use ferrule_tests::node::Node;
 
 use super::path;
 use crate::rates::{
-    comparison::Comparison,
+    comparison::{Comparison, median},
     load::{Cores, Load},
     path::Path,
 };
@@ -36,8 +36,8 @@ pub(super) fn measure(
     let names = [LOOPBACK].into_iter().chain(steps.iter().map(|(_, name)| *name)).collect();
     let loads = [Load::RequestResponse, Load::ConnectRequestResponse].map(|load| (load, Cores::Same));
     let mut comparison = Comparison::new("Further pods", names, loads);
-    // Of each load, the step's way and its share of loopback.
-    let mut shares = comparison.rows.iter().map(|_| Vec::new()).collect::<Vec<_>>();
+    // Of each load: the rates of loopback, and each step's way and its share of that.
+    let mut measured = comparison.rows.iter().map(|_| (Vec::new(), Vec::new())).collect::<Vec<_>>();
     let mut attached = 0;
     for (way, (pods, name)) in (1..).zip(steps) {
         for number in attached..pods {
@@ -46,20 +46,21 @@ pub(super) fn measure(
         attached = pods;
         eprintln!("dataplane: {name}");
         for round in 0..=rounds {
-            for (row, shares) in comparison.rows.iter_mut().zip(&mut shares) {
+            for (row, (references, shares)) in comparison.rows.iter().zip(&mut measured) {
                 let reference = row.load.measure(loopback, row.cores, duration)?;
                 let rate = row.load.measure(ferrule, row.cores, duration)?;
                 // The first round warms up.
                 if round > 0 {
-                    row.push(0, reference);
+                    references.push(reference);
                     shares.push((way, rate / reference));
                 }
             }
         }
     }
-    for (row, shares) in comparison.rows.iter_mut().zip(shares) {
-        let reference = row.median(0);
-        shares.into_iter().for_each(|(way, share)| row.push(way, share * reference));
+    for (row, (references, shares)) in comparison.rows.iter_mut().zip(measured) {
+        let reference = median(&references);
+        let scaled = shares.into_iter().map(|(way, share)| (way, share * reference));
+        (0..rounds).map(|_| (0, reference)).chain(scaled).for_each(|(way, rate)| row.push(way, rate));
     }
     Ok(comparison)
 }

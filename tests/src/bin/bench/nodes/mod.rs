@@ -2,8 +2,7 @@
 //!
 //! All nodes exist on one machine at the same time. Every path is a cable between two nodes and a pod on
 //! each, so that paths differ by what is on the nodes. Each round measures every path once, every other round
-//! in the other order, so that other load of the machine affects all of them. The result of a path is the
-//! median of its rounds.
+//! in the other order, so that other load of the machine affects all of them.
 
 mod cable;
 mod ferrule;
@@ -35,10 +34,10 @@ use crate::{
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// Rounds; the result is their median.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 11)]
     rounds: usize,
     /// Milliseconds of each measurement.
-    #[arg(long, default_value_t = 400)]
+    #[arg(long, default_value_t = 200)]
     milliseconds: u64,
     /// Node objects of a large cluster.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u16).range(..=3000))]

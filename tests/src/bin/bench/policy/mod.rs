@@ -24,10 +24,10 @@ use self::{bed::Bed, report::Report};
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// Rounds of traffic; the result is their median.
-    #[arg(long, default_value_t = 9)]
+    #[arg(long, default_value_t = 15)]
     rounds: usize,
     /// Milliseconds of each measurement of traffic.
-    #[arg(long, default_value_t = 400)]
+    #[arg(long, default_value_t = 200)]
     milliseconds: u64,
     /// Rules of a large policy, in each direction.
     #[arg(long, default_value_t = 10_000)]
