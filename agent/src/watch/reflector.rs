@@ -426,12 +426,12 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             let list_in =
                 if has_position && !error.is_unreachable() { self.liveness.list_in(now) } else { None };
             let retry = self.failures.failed(why.clone(), error.retry_after(), list_in, now);
-            tracing::warn!(
-                watch,
-                error = why,
-                wait_ms = retry.wait.as_millis(),
-                "the watch failed; retrying"
-            );
+            let wait_ms = retry.wait.as_millis();
+            if matches!(error, WatchError::Idle { .. }) {
+                tracing::info!(watch, why, wait_ms, "a list will tell whether the watch is only quiet");
+            } else {
+                tracing::warn!(watch, error = why, wait_ms, "the watch failed; retrying");
+            }
             retry
         }
     }
