@@ -1,14 +1,15 @@
 //! The API server: its client, and the watches of the objects that the node needs.
 
-use std::{sync::Arc, time::Duration};
+use std::{env, net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
+use ipnet::IpNet;
 use tokio::{
     sync::watch::{Receiver, channel},
     time::sleep,
 };
 
-use super::{local_network::LocalNetwork, ranges::follow_ranges, service_ranges, single_node, tasks::Tasks};
+use super::{local_network::LocalNetwork, ranges::follow_ranges, single_node, tasks::Tasks};
 use crate::{
     api::Api,
     cluster::{self, InitialSync, KURYR_PORTS, OwnNode, PodChange, Pods},
@@ -96,12 +97,7 @@ impl<'a> ApiServer<'a> {
                 changes
             }
         };
-        let services = service_ranges::known(config);
-        let (table, nodes) = Table::new(name, services.clone());
-        tasks.spawn(
-            "service-ranges",
-            service_ranges::follow(Arc::clone(&client), services, Arc::clone(&table)),
-        );
+        let (table, nodes) = Table::new(name, service_ranges(config));
         follow_nodes((&watches, own, events, feed.cloned()), table, health, tasks);
         if let Some(feed) = feed {
             let (watches, client) = (Arc::clone(&watches), Arc::clone(&client));
@@ -124,13 +120,22 @@ impl<'a> ApiServer<'a> {
     }
 }
 
-/// Watches the nodes of the cluster.
+/// The ranges of Services that are known without their objects: those of the settings, and the address of the
+/// API server's own Service.
+fn service_ranges(config: &Config) -> Vec<IpNet> {
+    let api = env::var("KUBERNETES_SERVICE_HOST").ok().and_then(|it| it.parse::<IpAddr>().ok());
+    config.service_cidrs.iter().copied().chain(api.map(IpNet::from)).collect()
+}
+
+/// Watches the nodes of the cluster, and the ranges of Services, which their ranges may not overlap.
 fn follow_nodes(
     (watches, own, events, feed): (&Watches, OwnNode, Events, Option<Arc<Feed>>),
     table: Arc<Table>,
     health: &Health,
     tasks: &mut Tasks,
 ) {
+    let noted = Arc::clone(&table);
+    cluster::watch_service_cidrs(watches, move |change| noted.apply_services(change));
     let noted = Arc::clone(&table);
     cluster::watch_nodes(watches, own, move |change| {
         if let Some(feed) = &feed {

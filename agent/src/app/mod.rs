@@ -8,7 +8,6 @@ mod local_network;
 mod parts;
 mod ranges;
 mod scrape;
-mod service_ranges;
 mod signals;
 mod single_node;
 mod tasks;

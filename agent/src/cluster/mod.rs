@@ -1,4 +1,5 @@
-//! What the API server says: this node's pods with their KuryrPorts, and the nodes of the cluster.
+//! What the API server says: this node's pods with their KuryrPorts, the nodes of the cluster, and the ranges
+//! of Services.
 //!
 //! The sinks of the watches are here. Whatever higher rooms need to learn leaves through a callback or a
 //! channel that the caller provides.
@@ -13,8 +14,8 @@ mod sources;
 
 pub use initial_sync::InitialSync;
 pub use node::{MAX_STATED, NETWORK_UNAVAILABLE, Node, STARTUP_TAINT, Stated};
-pub use objects::{Annotations, KuryrPort, Metadata, Pod};
+pub use objects::{Annotations, KuryrPort, Metadata, Pod, ServiceCidr};
 pub use own_node::{Marks, OwnNode};
 pub use pod_ref::PodRef;
 pub use pods::{Lookup, PodChange, Pods, Port, Subscription};
-pub use sources::{KURYR_PORTS, watch_kuryr_ports, watch_nodes, watch_pods};
+pub use sources::{KURYR_PORTS, watch_kuryr_ports, watch_nodes, watch_pods, watch_service_cidrs};

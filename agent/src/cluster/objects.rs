@@ -107,6 +107,19 @@ pub struct KuryrPortStatus {
     pub vifs: Option<Box<RawValue>>,
 }
 
+/// Ranges of Services' addresses. The API server lets none in that cannot be read.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+pub struct ServiceCidr {
+    pub metadata: Metadata,
+    pub spec: ServiceCidrSpec,
+}
+
+#[derive(Debug, Clone, Deserialize, Serialize)]
+pub struct ServiceCidrSpec {
+    #[serde(default, deserialize_with = "null")]
+    pub cidrs: Vec<String>,
+}
+
 // === impl Metadata ===
 
 impl Metadata {
@@ -167,7 +180,7 @@ macro_rules! watched {
         }
     )*};
 }
-watched!(Pod, KuryrPort);
+watched!(Pod, KuryrPort, ServiceCidr);
 
 #[cfg(test)]
 mod tests {

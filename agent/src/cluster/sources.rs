@@ -1,6 +1,6 @@
-//! The watches of the node's pods, of their KuryrPorts, and of all nodes.
+//! The watches of the node's pods, of their KuryrPorts, of all nodes, and of the ranges of Services.
 
-use super::{InitialSync, KuryrPort, Node, OwnNode, Pod, PodChange, Pods};
+use super::{InitialSync, KuryrPort, Node, OwnNode, Pod, PodChange, Pods, ServiceCidr};
 use crate::watch::{Change, Scope, Sink, Watches};
 
 /// Name of the watch of KuryrPorts.
@@ -24,6 +24,8 @@ struct NodeSink<F> {
     own: OwnNode,
     on_change: F,
 }
+
+struct ServiceCidrSink<F>(F);
 
 /// Watches the pods of a node. `on_change` gets the key of each pod that was added, modified or deleted,
 /// after `pods` was updated; it must not block.
@@ -54,6 +56,23 @@ pub fn watch_nodes(
 ) {
     let scope = Scope { name: "nodes", path: "/api/v1/nodes", selector: None };
     watches.add(scope, NodeSink { own, on_change });
+}
+
+/// Watches the ranges of Services, which a cluster has as objects since Kubernetes 1.33. `on_change` gets each
+/// change; it must not block.
+pub fn watch_service_cidrs(
+    watches: &Watches,
+    on_change: impl Fn(Change<ServiceCidr>) + Send + Sync + 'static,
+) {
+    let path = "/apis/networking.k8s.io/v1/servicecidrs";
+    let scope = Scope { name: "servicecidrs", path, selector: None };
+    watches.add(scope, ServiceCidrSink(on_change));
+}
+
+impl<F: Fn(Change<ServiceCidr>) + Send + Sync + 'static> Sink<ServiceCidr> for ServiceCidrSink<F> {
+    fn apply(&self, change: Change<ServiceCidr>) {
+        (self.0)(change);
+    }
 }
 
 impl<F: Fn(Change<Node>) + Send + Sync + 'static> Sink<Node> for NodeSink<F> {

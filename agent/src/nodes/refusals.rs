@@ -61,15 +61,15 @@ impl Refusals {
     fn report_health(&self, nodes: &Nodes) {
         let others = nodes.others.len();
         let known = match nodes.own {
-            Some(_) => format!("this node and {others} others are known"),
-            None => format!("{others} other nodes are known, and the object of this node was deleted"),
+            Some(_) => format!("this node is known; other nodes: {others}"),
+            None => format!("the object of this node was deleted; other nodes: {others}"),
         };
         if nodes.refused.is_empty() {
             self.health.healthy(known);
             return;
         }
         let count = nodes.refused.len();
-        let mut text = format!("{known}; {count} ranges or addresses are refused");
+        let mut text = format!("{known}; ranges or addresses refused: {count}");
         for Refused { node, what, why, .. } in nodes.refused.iter().take(MAX_SHOWN) {
             // Writing to a String cannot fail.
             let _ = write!(text, "; {what} of {node}: {why}");
@@ -134,7 +134,7 @@ mod tests {
         let nodes = [short("a", 1, &["10.244.1.0/24"], &[]), short("b", 2, &["10.244.1.0/24"], &[])];
         let mut test = Test::new();
         assert_eq!(test.report(&[&nodes[..], &[short("own", 3, &[], &[])]].concat()), []);
-        assert!(test.health.components()["cluster"].why.contains("1 ranges or addresses are refused"));
+        assert!(test.health.components()["cluster"].why.contains("ranges or addresses refused: 1"));
     }
 
     #[test]
@@ -144,7 +144,7 @@ mod tests {
         let mut test = Test::new();
         assert_eq!(test.report(&nodes).len(), 8);
         let why = test.health.components()["cluster"].why.clone();
-        assert!(why.contains("200 ranges") && why.len() < 1000, "{why}");
+        assert!(why.contains("refused: 200") && why.len() < 1000, "{why}");
     }
 
     #[test]

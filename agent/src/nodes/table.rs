@@ -1,4 +1,4 @@
-//! The known Node objects, and the task that resolves them after changes.
+//! The known Node objects and ranges of Services, and the task that resolves the nodes after changes.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use tokio::{
         Notify,
         watch::{Receiver, Sender, channel},
     },
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use super::{
@@ -20,15 +20,19 @@ use super::{
     resolve::{Resolved, resolve},
 };
 use crate::{
-    cluster,
+    cluster::{self, ServiceCidr},
+    ipam::parse_cidr,
     watch::{Change, ObjectKey},
 };
 
 /// The Node objects of the cluster, by UID.
 pub struct Table {
     own: String,
+    /// Ranges of Services that no object names.
+    services: Vec<IpNet>,
     known: Mutex<Known>,
     changed: Notify,
+    has_services: Notify,
     nodes: Sender<Arc<Nodes>>,
 }
 
@@ -37,7 +41,7 @@ struct Known {
     /// The name tells objects apart that have no UID.
     nodes: BTreeMap<(Arc<str>, ObjectKey), Arc<cluster::Node>>,
     /// Ranges of Services, which no node's range may overlap.
-    services: Arc<[IpNet]>,
+    services: BTreeMap<ObjectKey, Arc<ServiceCidr>>,
     is_listed: bool,
     /// A list that lacks this node may be another cluster's: nothing is concluded from it.
     had_own: bool,
@@ -45,25 +49,31 @@ struct Known {
 
 /// Changes gather for this long: events come in batches.
 const SETTLE: Duration = Duration::from_millis(5);
+/// How long the first nodes wait for the ranges of Services: a node's range inside of one would be accepted
+/// meanwhile.
+const SERVICES: Duration = Duration::from_secs(5);
 
 // === impl Table ===
 
 impl Table {
-    /// The receiver gets the nodes each time they change.
+    /// `services`: ranges of Services beside those of the API. The receiver gets the nodes each time they
+    /// change.
     pub fn new(own: &str, services: Vec<IpNet>) -> (Arc<Self>, Receiver<Arc<Nodes>>) {
         let (nodes, receiver) = channel(Arc::default());
-        let known = Mutex::new(Known { services: services.into(), ..Known::default() });
-        (Arc::new(Self { own: own.to_owned(), known, changed: Notify::new(), nodes }), receiver)
+        let (known, changed, has_services) = (Mutex::default(), Notify::new(), Notify::new());
+        (Arc::new(Self { own: own.to_owned(), services, known, changed, has_services, nodes }), receiver)
     }
 
-    /// Replaces the ranges of Services.
-    pub fn set_services(&self, services: Vec<IpNet>) {
+    /// Notes a change of the ranges of Services. Never waits.
+    pub fn apply_services(&self, change: Change<ServiceCidr>) {
         let mut known = self.known();
-        if *known.services != *services {
-            known.services = services.into();
-            drop(known);
-            self.changed.notify_one();
+        match change {
+            Change::Applied(range) => drop(known.services.insert(range.metadata.key(), range)),
+            Change::Gone { key, .. } => drop(known.services.remove(&key)),
+            Change::Synced => self.has_services.notify_one(),
         }
+        drop(known);
+        self.changed.notify_one();
     }
 
     /// Notes a change. Never waits.
@@ -83,6 +93,8 @@ impl Table {
 
     /// Resolves the nodes after each batch of changes, and reports what is refused. Never returns.
     pub async fn run(self: Arc<Self>, mut refusals: Refusals) {
+        // Without them, the nodes count as they are.
+        let _ = timeout(SERVICES, self.has_services.notified()).await;
         loop {
             self.changed.notified().await;
             sleep(SETTLE).await;
@@ -102,7 +114,9 @@ impl Table {
             return None;
         }
         let nodes: Vec<_> = known.nodes.values().cloned().collect();
-        let services = Arc::clone(&known.services);
+        let of_api = known.services.values().flat_map(|it| &it.spec.cidrs);
+        let of_api = of_api.filter_map(|text| parse_cidr(text).ok());
+        let services: Vec<_> = self.services.iter().copied().chain(of_api).collect();
         drop(known);
         Some(resolve(&nodes, &self.own, &services))
     }

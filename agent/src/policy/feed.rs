@@ -149,7 +149,7 @@ impl Feed {
                     .healthy("the last policy is gone; what policies ask about is followed for a while");
             }
             Phase::Enforcing => {
-                self.health.healthy(format!("following {policies} policies, and what they ask about"))
+                self.health.healthy(format!("following the policies ({policies}), and what they ask about"))
             }
         }
     }
@@ -192,7 +192,7 @@ fn unread(versions: &[String]) -> String {
 }
 
 fn gathering(policies: usize, missing: &str) -> String {
-    format!("gathering what {policies} policies ask about; waiting for the list of {missing}")
+    format!("gathering what the policies ({policies}) ask about; waiting for the list of {missing}")
 }
 
 // === impl Channel ===

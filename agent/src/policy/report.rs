@@ -69,9 +69,9 @@ impl Report {
             (0, _) => {
                 self.policy.healthy("the cluster has no policy: pods may send and receive everything");
             }
-            (policies, None) => self.policy.healthy(format!("{policies} policies are in force")),
+            (policies, None) => self.policy.healthy(format!("policies in force: {policies}")),
             (policies, Some(unjudged)) => {
-                self.policy.unhealthy(format!("{policies} policies are in force; {unjudged}"));
+                self.policy.unhealthy(format!("policies in force: {policies}; {unjudged}"));
             }
         }
     }

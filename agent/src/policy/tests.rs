@@ -578,5 +578,5 @@ fn an_uplink_without_filters_makes_enforcement_unhealthy_while_there_is_a_policy
     it.enforcer.set_unjudged(None);
     it.wait_until_healthy(true);
     it.enforcer.set_unjudged(Some("Service packets by wg1 are not judged".to_owned()));
-    assert!(it.wait_until_healthy(false).contains("1 policies are in force; Service packets by wg1"));
+    assert!(it.wait_until_healthy(false).contains("policies in force: 1; Service packets by wg1"));
 }

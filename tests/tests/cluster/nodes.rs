@@ -76,7 +76,7 @@ fn a_range_that_overlaps_this_nodes_is_refused_with_an_event_until_it_is_given_b
     with_cluster_of(&[POD_V4], &[], |node, cluster| {
         wait_for_a_younger_one();
         cluster.api.create(Resource::Nodes, node_at("node-2", &["10.244.1.0/24"], &["192.0.2.2"]))?;
-        expect(node, "cluster", &[" healthy", "this node and 1 others"])?;
+        expect(node, "cluster", &[" healthy", "other nodes: 1"])?;
         cluster.api.create(Resource::Nodes, node_at("node-3", &["10.244.0.0/16"], &["192.0.2.3"]))?;
         expect(node, "cluster", &["unhealthy", "10.244.0.0/16 of node-3", "of the node node-1"])?;
         wait_until("the node has an Event", TIMEOUT, || {
@@ -91,7 +91,7 @@ fn a_range_that_overlaps_this_nodes_is_refused_with_an_event_until_it_is_given_b
         ensure!(node.http("/readyz")?.0 == 200, "ADD works all the same");
 
         cluster.api.delete(Resource::Nodes, "", "node-3")?;
-        expect(node, "cluster", &[" healthy", "this node and 1 others"])?;
+        expect(node, "cluster", &[" healthy", "other nodes: 1"])?;
         ensure!(events(cluster, "node-3").len() == 1, "one Event for one conflict");
         let said = "refusing what a Node object says";
         ensure!(node.log().matches(said).count() == 1, "{}", node.log());
@@ -111,7 +111,7 @@ fn a_conflict_of_other_nodes_is_shown_here_and_is_an_event_of_theirs() {
         created("node-3")?;
         expect(node, "cluster", &["unhealthy", "10.244.7.0/24 of node-3", "of the node node-2"])?;
         cluster.api.delete(Resource::Nodes, "", "node-2")?;
-        expect(node, "cluster", &[" healthy", "this node and 1 others"])?;
+        expect(node, "cluster", &[" healthy", "other nodes: 1"])?;
         ensure!(events(cluster, "node-2").is_empty() && events(cluster, "node-3").is_empty());
         Ok(())
     })
@@ -122,7 +122,7 @@ fn a_conflict_of_other_nodes_is_shown_here_and_is_an_event_of_theirs() {
 fn a_rewritten_status_without_news_costs_neither_a_checkpoint_nor_a_line() {
     with_cluster_of(&[POD_V4], &[], |node, cluster| {
         cluster.api.create(Resource::Nodes, node_at("node-2", &["10.244.1.0/24"], &["192.0.2.2"]))?;
-        expect(node, "cluster", &["this node and 1 others"])?;
+        expect(node, "cluster", &["other nodes: 1"])?;
         let applied = r#"ferrule_watch_events_total{source="nodes",kind="applied"}"#;
         let unsaved = r#"ferrule_watch_unsaved{source="nodes"}"#;
         let settled = || Ok(condition(cluster)?.is_some() && node.metric(unsaved)? == 0.0);

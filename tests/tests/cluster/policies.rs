@@ -63,7 +63,7 @@ fn what_policies_ask_about_is_followed_only_while_there_is_a_policy() {
             cluster.api.create(Resource::Pods, pod)?;
         }
         isolate(cluster, "first")?;
-        wait_for_feed(node, "(healthy: following 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "(healthy: following the policies (1)", TIMEOUT)?;
         ensure!(watches(cluster) == [1, 1, 2], "{:?}", watches(cluster));
         let pods = node.metric(r#"ferrule_watch_objects{source="all-pods"}"#)?;
         ensure!(pods == 1.0, "{pods} pods");
@@ -75,13 +75,13 @@ fn what_policies_ask_about_is_followed_only_while_there_is_a_policy() {
         ensure!(watches(cluster) == [1, 1, 2], "a policy that is replaced costs no lists");
         let lists = of_peers(cluster).len();
         isolate(cluster, "first")?;
-        wait_for_feed(node, "following 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "following the policies (1)", TIMEOUT)?;
         ensure!(of_peers(cluster).len() == lists, "{:#?}", of_peers(cluster));
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "first")?;
         wait_for_feed(node, "(healthy: open: the cluster has no policy", Duration::from_secs(30))?;
         wait_until("the watches are closed", TIMEOUT, || Ok(watches(cluster) == [0, 0, 1]))?;
         isolate(cluster, "first")?;
-        wait_for_feed(node, "following 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "following the policies (1)", TIMEOUT)?;
         ensure!(watches(cluster) == [1, 1, 2], "{:?}", watches(cluster));
         Ok(())
     })
@@ -93,12 +93,12 @@ fn an_agent_that_starts_again_resumes_what_policies_ask_about_and_lists_none_of_
     with_cluster(&[], |node, cluster| {
         cluster.api.create(Resource::Pods, objects::pod(NAMESPACE, "peer", "other"))?;
         isolate(cluster, "first")?;
-        wait_for_feed(node, "following 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "following the policies (1)", TIMEOUT)?;
         node.stop_agent()?;
         cluster.api.create(Resource::Pods, objects::pod(NAMESPACE, "later", "other"))?;
         let before = of_peers(cluster).len();
         node.start_again()?;
-        wait_for_feed(node, "following 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "following the policies (1)", TIMEOUT)?;
         wait_until("the agent knows both pods", TIMEOUT, || {
             Ok(node.metric(r#"ferrule_watch_objects{source="all-pods"}"#)? == 2.0)
         })?;
@@ -129,7 +129,7 @@ fn cluster_policies_count_where_the_cluster_has_the_type_and_are_no_matter_elsew
         let policy = objects::cluster_network_policy("c", spec);
         cluster.api.create(Resource::ClusterNetworkPolicies, policy)?;
         node.start_again()?;
-        wait_for_feed(node, "(healthy: following 1 policies", TIMEOUT)?;
+        wait_for_feed(node, "(healthy: following the policies (1)", TIMEOUT)?;
         cluster.api.delete(Resource::ClusterNetworkPolicies, "", "c")?;
         wait_for_feed(node, "(healthy: open: the cluster has no policy", Duration::from_secs(30))?;
         // A checkpoint of what the cluster has no longer must not serve a start without the API server.
@@ -152,7 +152,7 @@ fn cluster_policies_of_a_version_that_the_agent_does_not_read_make_the_node_not_
         cluster.api.switch(Switch::RenameClusterPolicies { version: Some("v1beta1".to_owned()) });
         isolate(cluster, "first")?;
         node.start_again()?;
-        wait_for_feed(node, "(healthy: following 1 policies", TIMEOUT)
+        wait_for_feed(node, "(healthy: following the policies (1)", TIMEOUT)
             .context("of a type without objects")?;
         node.stop_agent()?;
         let spec = json!({ "tier": "Admin", "priority": 1, "subject": { "namespaces": {} } });
@@ -216,14 +216,14 @@ fn new_pods_wait_while_what_a_policy_asks_about_cannot_be_listed() {
         isolate(cluster, "first")?;
         wait_for_feed(
             node,
-            "(healthy: gathering what 1 policies ask about; waiting for the list of Services",
+            "(healthy: gathering what the policies (1) ask about; waiting for the list of Services",
             TIMEOUT,
         )?;
         ensure!(node.http("/readyz")?.0 == 200, "a moment is no failure");
         wait_for_feed(node, "(unhealthy: gathering", Duration::from_secs(30))?;
         ensure!(node.http("/readyz")?.0 != 200, "new pods do wait");
         cluster.api.switch(Switch::DenyNothing {});
-        wait_for_feed(node, "(healthy: following 1 policies", Duration::from_secs(60))?;
+        wait_for_feed(node, "(healthy: following the policies (1)", Duration::from_secs(60))?;
         ensure!(node.http("/readyz")?.0 == 200);
         Ok(())
     })

@@ -39,7 +39,7 @@ fn an_add_waits_for_what_policies_ask_about_and_says_what_is_missing() {
         cluster.api.switch(Switch::Deny { resource: Resource::Services, token: None });
         isolate(cluster, "p", &json!([]))?;
         sys::wait_until("the policy is known", TIMEOUT, || {
-            Ok(node.http("/readyz?verbose")?.1.contains("gathering what 1 policies"))
+            Ok(node.http("/readyz?verbose")?.1.contains("gathering what the policies (1)"))
         })?;
         let mut a = cluster.pod(node, "a", &[])?;
         label(cluster, &a, &[LABEL])?;

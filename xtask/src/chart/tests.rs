@@ -178,7 +178,7 @@ fn the_agent_may_do_what_is_named_and_nothing_else() {
         " pods get,list,watch",
         "events.k8s.io events create,patch",
         "networking.k8s.io networkpolicies list,watch",
-        "networking.k8s.io servicecidrs list",
+        "networking.k8s.io servicecidrs list,watch",
         "openstack.org kuryrports get,list,watch",
         "policy.networking.k8s.io clusternetworkpolicies list,watch",
     ];

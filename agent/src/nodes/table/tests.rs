@@ -18,7 +18,19 @@ fn gone(node: &Short) -> Change<cluster::Node> {
     Change::Gone { key: ObjectKey::new("", &node.name), uid: node.uid.clone() }
 }
 
+fn service_cidr(name: &str, range: &str) -> Change<ServiceCidr> {
+    let json = serde_json::json!({ "metadata": { "name": name }, "spec": { "cidrs": [range] } });
+    Change::applied(serde_json::from_value(json).unwrap())
+}
+
 fn running() -> (Arc<Table>, Receiver<Arc<Nodes>>, Health) {
+    let (table, nodes, health) = without_services();
+    table.apply_services(Change::Synced);
+    (table, nodes, health)
+}
+
+/// Before the ranges of Services are listed.
+fn without_services() -> (Arc<Table>, Receiver<Arc<Nodes>>, Health) {
     let (table, nodes) = Table::new("own", Vec::new());
     let health = Health::default();
     let refusals = Refusals::new(
@@ -157,12 +169,32 @@ async fn a_range_is_refused_while_it_lies_in_one_of_services() {
         now.others.iter().map(|it| it.ranges.len()).collect::<Vec<_>>()
     };
     assert_eq!(ranges().await, [1]);
-    table.set_services(vec!["10.96.0.0/12".parse().unwrap()]);
+    table.apply_services(service_cidr("kubernetes", "10.96.0.0/12"));
     assert_eq!(ranges().await, [0]);
     let why = health.components()["cluster"].why.clone();
     assert!(why.contains("10.96.1.0/24") && why.contains("the range 10.96.0.0/12 of Services"), "{why}");
-    table.set_services(vec!["10.112.0.0/12".parse().unwrap()]);
+    table.apply_services(service_cidr("more", "10.112.0.0/12"));
+    table.apply_services(Change::Gone { key: ObjectKey::new("", "kubernetes"), uid: String::new() });
     assert_eq!(ranges().await, [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_nodes_wait_for_the_ranges_of_services_but_not_for_long() {
+    for are_listed in [true, false] {
+        let (table, mut nodes, _health) = without_services();
+        table.apply(Change::Applied(short("own", 1, &[], &[]).object()));
+        table.apply(Change::Applied(short("b", 2, &["10.96.1.0/24"], &[]).object()));
+        table.apply(Change::Synced);
+        sleep(SERVICES / 2).await;
+        assert!(!nodes.has_changed().unwrap());
+        if are_listed {
+            table.apply_services(service_cidr("kubernetes", "10.96.0.0/12"));
+            table.apply_services(Change::Synced);
+        }
+        nodes.changed().await.unwrap();
+        let ranges: Vec<_> = nodes.borrow_and_update().others.iter().map(|it| it.ranges.len()).collect();
+        assert_eq!(ranges, [usize::from(!are_listed)]);
+    }
 }
 
 proptest! {
