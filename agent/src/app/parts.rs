@@ -64,9 +64,6 @@ impl Parts {
         let settings = dataplane::Settings { tunnel_source_ports, ..config.dataplane };
         let dataplane = Dataplane::load(object, &config.bpf_dir, &settings, &metrics.maps)?;
         crash::point(Step::StartMapsTakenOver);
-        let (pins, kernel) = (dataplane.pins().display().to_string(), dataplane.kernel().to_string());
-        tracing::info!(pins, kernel, "dataplane loaded");
-        dataplane_health.healthy(format!("programs and maps are loaded; {kernel}"));
         let dataplane = Arc::new(dataplane);
 
         let (pods, reaper) = (Pods::default(), Reaper::default());
@@ -108,6 +105,9 @@ impl Parts {
         };
         let network = Arc::new(LocalNetwork::new(config, Arc::clone(&registry), masquerade));
         let deferred = recover(config, recovery, Arc::clone(&network)).await?;
+        let (pins, kernel) = (dataplane.pins().display().to_string(), dataplane.kernel().to_string());
+        tracing::info!(pins, kernel, "dataplane loaded");
+        dataplane_health.healthy(format!("programs and maps are loaded; {kernel}"));
         Ok(Self {
             registry,
             network,

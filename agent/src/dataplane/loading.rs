@@ -1,8 +1,10 @@
-//! Loads the object into the kernel: the maps, and the programs, which the kernel verifies.
+//! Loads the object into the kernel: the maps, and the programs, which the kernel verifies meanwhile.
 
 use std::{
     collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
+    io,
+    os::fd::AsFd as _,
     panic::resume_unwind,
     path::Path,
     thread::{self, ScopedJoinHandle},
@@ -10,7 +12,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
-    maps::{Map, MapError},
+    maps::{Map, MapData, MapError},
     programs::{Program, ProgramError, SchedClassifier},
 };
 
@@ -19,15 +21,17 @@ use super::{
     log::{self, LogLevel},
     maps::{MapFailure, PINNED},
     memory,
-    programs::{Loaded, NAMES, Programs, SET_SUBJECT},
+    programs::{FILTERS, Loaded, Programs, SET_SUBJECT},
     sampling::{FLOW_SAMPLING, Flows},
     settings::Settings,
+    verification::Verification,
+    verified::Verified,
 };
 use crate::crash::{self, Step};
 
 /// The programs, and their maps that have no pin.
 pub(super) struct Ready {
-    pub(super) programs: Programs,
+    pub(super) programs: Verification,
     pub(super) set_subject: Loaded,
     pub(super) sampling: Map,
     pub(super) flows: Map,
@@ -47,9 +51,12 @@ pub enum LoadError {
     },
     #[error(transparent)]
     Map(#[from] MapFailure),
+    #[error("cannot start the thread that loads the eBPF programs")]
+    Thread(#[source] io::Error),
 }
 
-/// Loads the object into the kernel. Maps that are pinned are taken over. `leave`: pins the programs.
+/// Loads the object into the kernel. Maps that are pinned are taken over. `verified` pins the programs once
+/// the kernel has verified them.
 ///
 /// # Errors
 /// If the kernel rejects the object.
@@ -57,7 +64,7 @@ pub(super) fn load(
     object: &[u8],
     settings: &Settings,
     pins: &Path,
-    leave: impl FnOnce(&mut Ebpf),
+    verified: Option<Verified>,
 ) -> Result<Ready, LoadError> {
     let mut loader = EbpfLoader::new();
     let level = settings.log.as_u8();
@@ -89,39 +96,56 @@ pub(super) fn load(
     if settings.log != LogLevel::Off {
         log::follow(&mut ebpf);
     }
-    let mut loaded = load_programs(&mut ebpf);
-    let mut take = |name| {
-        let program = loaded.remove(name).unwrap_or(Err(ProgramError::UnexpectedProgramType));
-        program.map_err(|source| LoadError::Program { name, source })
+    let set_subject = load_one(SET_SUBJECT, ebpf.program_mut(SET_SUBJECT))?;
+    let map = |name| {
+        let failure = |source| MapFailure::Access { action: "open", map: name, source: Box::new(source) };
+        again(&ebpf, name).map_err(failure)
     };
-    let (programs, set_subject) = (Programs::each(&mut take)?, take(SET_SUBJECT)?);
-    leave(&mut ebpf);
-    let mut map = |name: &'static str| {
-        let source = || Box::new(MapError::InvalidName { name: name.to_owned() });
-        let failure = || MapFailure::Access { action: "open", map: name, source: source() };
-        ebpf.take_map(name).ok_or_else(failure)
-    };
-    let ready = Ready { programs, set_subject, sampling: map(FLOW_SAMPLING)?, flows: map(FLOW_STATS)? };
-    drop((ebpf, loader));
+    let (sampling, flows) = (map(FLOW_SAMPLING)?, map(FLOW_STATS)?);
+    let programs = Verification::begin(move || {
+        let programs = load_filters(&mut ebpf)?;
+        if let Some(verified) = verified {
+            verified.leave(&mut ebpf);
+        }
+        Ok(programs)
+    })?;
+    drop(loader);
     memory::release();
-    Ok(ready)
+    Ok(Ready { programs, set_subject, sampling, flows })
 }
 
-/// Loads the programs. The kernel verifies a program for a tenth of a second, and several at once.
-fn load_programs(ebpf: &mut Ebpf) -> BTreeMap<&'static str, Result<Loaded, ProgramError>> {
+/// Opens another descriptor of a map. The kernel finds a program's maps by the object's descriptors, which
+/// must stay open until the program is loaded.
+fn again(ebpf: &Ebpf, name: &str) -> Result<Map, MapError> {
+    let (Map::Array(data) | Map::LruHashMap(data)) =
+        ebpf.map(name).ok_or_else(|| MapError::InvalidName { name: name.to_owned() })?
+    else {
+        return Err(MapError::InvalidName { name: name.to_owned() });
+    };
+    let fd = data.fd().as_fd().try_clone_to_owned()?;
+    Map::from_map_data(MapData::from_fd(fd)?)
+}
+
+/// Loads the programs of the filters. The kernel verifies a program for a tenth of a second, and several at
+/// once.
+fn load_filters(ebpf: &mut Ebpf) -> Result<Programs, LoadError> {
     let mut programs: BTreeMap<_, _> = ebpf.programs_mut().collect();
-    thread::scope(|scope| {
-        let loads = NAMES.map(|name| {
+    let mut loaded: BTreeMap<_, _> = thread::scope(|scope| {
+        let loads = FILTERS.map(|name| {
             let program = programs.remove(name);
             (name, scope.spawn(move || load_one(name, program)))
         });
         let join = |load: ScopedJoinHandle<'_, _>| load.join().unwrap_or_else(|panic| resume_unwind(panic));
         loads.into_iter().map(|(name, load)| (name, join(load))).collect()
-    })
+    });
+    Programs::each(|name| loaded.remove(name).unwrap_or_else(|| load_one(name, None)))
 }
 
-fn load_one(name: &'static str, program: Option<&mut Program>) -> Result<Loaded, ProgramError> {
-    let program: &mut SchedClassifier = program.ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
-    program.load()?;
-    Loaded::of(name, program)
+fn load_one(name: &'static str, program: Option<&mut Program>) -> Result<Loaded, LoadError> {
+    let load = || {
+        let program: &mut SchedClassifier = program.ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
+        program.load()?;
+        Loaded::of(name, program)
+    };
+    load().map_err(|source| LoadError::Program { name, source })
 }

@@ -19,6 +19,7 @@ mod pins;
 mod programs;
 mod sampling;
 mod settings;
+mod verification;
 mod verified;
 
 use std::{
@@ -67,12 +68,13 @@ use maps::{Maps, PolicyMaps, Subjects, runs};
 use pins::{PinLock, Pins};
 use programs::Programs;
 use sampling::Sampling;
+use verification::Verification;
 use verified::Verified;
 
 /// The loaded programs and their maps.
 pub struct Dataplane {
     kernel: Kernel,
-    programs: Programs,
+    programs: Verification,
     writer: Mutex<Maps>,
     /// The same maps, opened once more, so that a walk does not block writers.
     reader: Maps,
@@ -106,7 +108,8 @@ pub enum DataplaneError {
 
 impl Dataplane {
     /// Loads the object. Maps that are already pinned below `directory` are taken over with their contents;
-    /// the programs are new, and replace those of an earlier agent when they are attached.
+    /// the programs are new, and replace those of an earlier agent when they are attached. The kernel may
+    /// still verify them: see [`Dataplane::verified`].
     ///
     /// # Errors
     /// If the kernel rejects the object, another agent uses the maps or its pods do, a pinned map has another
@@ -128,11 +131,7 @@ impl Dataplane {
         let taken = verified.as_ref().and_then(Verified::take);
         let Ready { programs, set_subject, sampling, flows } = match taken {
             Some(taken) => taken,
-            None => loading::load(object, settings, &pins, |ebpf| {
-                if let Some(verified) = &verified {
-                    verified.leave(ebpf);
-                }
-            })?,
+            None => loading::load(object, settings, &pins, verified)?,
         };
         let sampling = Mutex::new(Sampling::take(sampling, settings.flows)?);
         let counted_flows = Mutex::new(CountedFlows::take(flows)?);
@@ -145,6 +144,14 @@ impl Dataplane {
         let (reader, pinned) = (open()?, Pins::open(&pins, lock)?);
         let (writer, policy) = (Mutex::new(writer), Mutex::new(policy));
         Ok(Self { kernel, programs, writer, reader, policy, sampling, counted_flows, pinned, predecessors })
+    }
+
+    /// Waits until the kernel has verified the programs. To be called before filters are attached.
+    ///
+    /// # Errors
+    /// If the kernel refuses a program.
+    pub fn verified(&self) -> Result<(), LoadError> {
+        self.programs.end()
     }
 
     /// Copies counters and flows from replaced maps. Call when the maps hold all attachments and the filters
@@ -200,19 +207,19 @@ impl Dataplane {
 
     /// The programs to attach to a pod's host interface.
     pub fn filters(&self) -> Filters<'_> {
-        let Programs { from_pod, to_pod, .. } = &self.programs;
+        let Programs { from_pod, to_pod, .. } = self.programs.programs();
         Filters { from_pod: from_pod.fd.as_fd(), to_pod: to_pod.fd.as_fd() }
     }
 
     /// The filters of the tunnel device.
     pub fn tunnel_filters(&self) -> LinkFilters<'_> {
-        let Programs { from_tunnel, to_tunnel, .. } = &self.programs;
+        let Programs { from_tunnel, to_tunnel, .. } = self.programs.programs();
         LinkFilters { ingress: from_tunnel.as_filter(), egress: to_tunnel.as_filter() }
     }
 
     /// The filters of an uplink.
     pub fn uplink_filters(&self) -> LinkFilters<'_> {
-        let Programs { from_uplink, to_link, .. } = &self.programs;
+        let Programs { from_uplink, to_link, .. } = self.programs.programs();
         LinkFilters { ingress: from_uplink.as_filter(), egress: to_link.as_filter() }
     }
 
@@ -276,17 +283,19 @@ impl Dataplane {
 
     /// The kernel's IDs of the programs: `from_pod`, `to_pod`.
     pub fn program_ids(&self) -> [u32; 2] {
-        [self.programs.from_pod.id, self.programs.to_pod.id]
+        let Programs { from_pod, to_pod, .. } = self.programs.programs();
+        [from_pod.id, to_pod.id]
     }
 
     /// The kernel's digests of the same programs, as `bpftool prog` prints them.
     pub fn program_tags(&self) -> [String; 2] {
-        [&self.programs.from_pod, &self.programs.to_pod].map(|it| format!("{:016x}", it.tag))
+        let Programs { from_pod, to_pod, .. } = self.programs.programs();
+        [from_pod, to_pod].map(|it| format!("{:016x}", it.tag))
     }
 
     /// The programs of the filters, without those that the kernel does not tell about.
     pub fn programs(&self) -> Vec<ProgramInfo> {
-        self.programs.info()
+        self.programs.programs().info()
     }
 
     /// Lets the kernel count the runs of all programs, and their time, while the result is open (Linux 5.8).

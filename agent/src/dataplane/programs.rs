@@ -37,9 +37,8 @@ pub(super) const FROM_POD: &str = "from_pod";
 const TO_POD: &str = "to_pod";
 /// The program without a filter, which the agent runs.
 pub(super) const SET_SUBJECT: &str = "set_subject";
-/// All programs of the object.
-pub(super) const NAMES: [&str; 7] =
-    [FROM_POD, TO_POD, FROM_TUNNEL, FROM_UPLINK, TO_TUNNEL, TO_LINK, SET_SUBJECT];
+/// The programs of the filters.
+pub(super) const FILTERS: [&str; 6] = [FROM_POD, TO_POD, FROM_TUNNEL, FROM_UPLINK, TO_TUNNEL, TO_LINK];
 
 // === impl Programs ===
 

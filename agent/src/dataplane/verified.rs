@@ -27,9 +27,10 @@ use super::{
     loading::Ready,
     log::LogLevel,
     maps::PINNED,
-    programs::{FROM_POD, Loaded, NAMES, Programs, SET_SUBJECT},
+    programs::{FILTERS, FROM_POD, Loaded, Programs, SET_SUBJECT},
     sampling::FLOW_SAMPLING,
     settings::Settings,
+    verification::Verification,
 };
 use crate::{
     chain::chain,
@@ -37,10 +38,10 @@ use crate::{
 };
 
 /// Where the programs of this agent are pinned, and what they are made from.
-pub(super) struct Verified<'a> {
-    pins: &'a Path,
-    object: &'a [u8],
-    settings: &'a Settings,
+pub(super) struct Verified {
+    pins: PathBuf,
+    /// Of object and settings.
+    digest: Sha256,
 }
 
 /// Programs cannot be taken over, or not be pinned for the next agent, so that they are verified again.
@@ -65,7 +66,7 @@ const LINK: &str = "programs";
 /// # Errors
 /// If a pin cannot be removed.
 pub(super) fn unpin(pins: &Path) -> io::Result<()> {
-    for name in [LINK].into_iter().chain(NAMES) {
+    for name in [LINK, SET_SUBJECT].into_iter().chain(FILTERS) {
         match fs::remove_file(pins.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Err(_) => {}
@@ -77,10 +78,11 @@ pub(super) fn unpin(pins: &Path) -> io::Result<()> {
 
 // === impl Verified ===
 
-impl<'a> Verified<'a> {
+impl Verified {
     /// `None` if the programs log: their log ends with their agent.
-    pub(super) fn of(pins: &'a Path, object: &'a [u8], settings: &'a Settings) -> Option<Self> {
-        (settings.log == LogLevel::Off).then_some(Self { pins, object, settings })
+    pub(super) fn of(pins: &Path, object: &[u8], settings: &Settings) -> Option<Self> {
+        let digest = || Sha256::new_with_prefix(object).chain_update(format!("{settings:?}"));
+        (settings.log == LogLevel::Off).then(|| Self { pins: pins.to_owned(), digest: digest() })
     }
 
     /// The programs of an earlier agent, if they are the same.
@@ -111,13 +113,13 @@ impl<'a> Verified<'a> {
         Ok(Ready {
             sampling: named(&maps, FLOW_SAMPLING)?,
             flows: named(&maps, FLOW_STATS)?,
-            programs: Programs::each(open)?,
+            programs: Verification::of_earlier(Programs::each(open)?),
             set_subject: open(SET_SUBJECT)?,
         })
     }
 
     fn pin(&self, ebpf: &mut Ebpf) -> Result<(), VerifiedError> {
-        unpin(self.pins)?;
+        unpin(&self.pins)?;
         for (name, program) in ebpf.programs_mut() {
             let program: &mut SchedClassifier = program.try_into()?;
             program.pin(self.pins.join(name))?;
@@ -133,10 +135,9 @@ impl<'a> Verified<'a> {
     }
 
     fn digest(&self) -> Result<String, MapError> {
-        let mut digest = Sha256::new_with_prefix(self.object);
-        digest.update(format!("{:?}", self.settings));
+        let mut digest = self.digest.clone();
         for map in &PINNED {
-            digest.update(MapInfo::from_pin(map.path(self.pins))?.id().to_le_bytes());
+            digest.update(MapInfo::from_pin(map.path(&self.pins))?.id().to_le_bytes());
         }
         let mut text = String::new();
         for byte in digest.finalize() {

@@ -63,7 +63,7 @@ impl Recovery {
     /// garbage collection retries.
     ///
     /// # Errors
-    /// If the kernel refuses to list the interfaces, or the store to record what was rebuilt.
+    /// If the kernel refuses to list the interfaces, or a program, or the store to record what was rebuilt.
     pub fn run(&self, deferred: &DeferredDels) -> anyhow::Result<()> {
         let mut host = Socket::open()?;
         let HostInventory { links, .. } =
@@ -87,6 +87,7 @@ impl Recovery {
         if !self.has_policies {
             self.engine.let_all_pass();
         }
+        self.dataplane.verified()?;
         self.dataplane.inherit();
         crash::point(Step::StartHandedOver);
         self.replace_filters(&mut host, live.iter().filter(|it| !unwritten.contains(&it.key)));
