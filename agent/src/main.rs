@@ -11,7 +11,7 @@ use clap::Parser as _;
 use ferrule_agent::{
     app::{self, Stopped, UnusableRange},
     config::{Args, Deprecated},
-    dataplane::{release_at_once, release_when_idle},
+    dataplane::release_when_idle,
     log,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -40,7 +40,6 @@ const OPEN_FILES: u64 = 8192;
 const BLOCKING_THREADS: usize = 16;
 
 fn main() -> ExitCode {
-    release_at_once();
     let mut args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {

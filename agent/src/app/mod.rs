@@ -208,6 +208,7 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
     let healer = Arc::new(Healer::new(engine, inspector, reaper, is_healing, metrics.heal.clone(), pins));
     let heal = health.component("heal", false, "deviations are not monitored yet");
     tasks.spawn("heal", healer.run(config.reconcile.period, heal));
+    dataplane::release_at_once();
     tasks.spawn("memory", dataplane::release_after_start());
     needed.socket.healthy(format!("listening on {}", config.socket.display()));
 

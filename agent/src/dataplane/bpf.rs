@@ -89,22 +89,24 @@ pub(super) fn next_key<K: Pod>(map: BorrowedFd<'_>, last: Option<&K>) -> io::Res
     }
 }
 
-/// Up to so many rows of a trie whose keys and values have these types, behind one of its keys, or from the
-/// first on. The end is reached if there are fewer.
+/// Up to so many rows of a map whose keys and values have these types, from a place in it, or from the first
+/// on; and the place behind them, unless the end is reached. A place is a key of a trie, and the `u32` of a
+/// bucket in a hash map.
 ///
 /// # Errors
-/// The error of the system call: older kernels have none for tries.
-pub(super) fn look_up_batch<K: Pod, V: Pod>(
+/// The error of the system call: older kernels have none for tries; a bucket of a hash map may have more
+/// rows.
+pub(super) fn look_up_batch<K: Pod, V: Pod, P: Pod>(
     map: BorrowedFd<'_>,
-    behind: Option<&K>,
+    from: Option<&P>,
     most: usize,
-) -> io::Result<Vec<(K, V)>> {
+) -> io::Result<(Vec<(K, V)>, Option<P>)> {
     let (mut keys, mut values) = (Vec::<K>::with_capacity(most), Vec::<V>::with_capacity(most));
-    let mut next = MaybeUninit::<K>::uninit();
+    let mut next = MaybeUninit::<P>::uninit();
     // SAFETY: a C union of integers, for which zeros are valid.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
     attr.batch = bpf_attr__bindgen_ty_3 {
-        in_batch: behind.map_or(0, |behind| ptr::from_ref(behind) as u64),
+        in_batch: from.map_or(0, |from| ptr::from_ref(from) as u64),
         out_batch: next.as_mut_ptr() as u64,
         keys: keys.as_mut_ptr() as u64,
         values: values.as_mut_ptr() as u64,
@@ -113,21 +115,23 @@ pub(super) fn look_up_batch<K: Pod, V: Pod>(
         elem_flags: 0,
         flags: 0,
     };
-    // SAFETY: the kernel reads a key of the map from `behind`, writes one to `next`, and at most `most` keys
-    // and values, for which there is room; a place in a trie is a key.
-    match unsafe { call(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) } {
-        Ok(_) => {}
+    // SAFETY: the kernel reads a place of the map from `from`, writes one to `next`, and at most `most` keys
+    // and values, for which there is room.
+    let is_end = match unsafe { call(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) } {
+        Ok(_) => false,
         // The last rows.
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
         Err(error) => return Err(error),
-    }
+    };
     // SAFETY: the kernel has set the member to the number of rows that it has written, at most `most`.
     unsafe {
         let found = (attr.batch.count as usize).min(most);
         keys.set_len(found);
         values.set_len(found);
     }
-    Ok(keys.into_iter().zip(values).collect())
+    // SAFETY: the kernel has written the place, unless it has reached the end.
+    let next = (!is_end).then(|| unsafe { next.assume_init() });
+    Ok((keys.into_iter().zip(values).collect(), next))
 }
 
 /// Sets rows of a map whose keys and values have these types. After an error, some of them may be set.

@@ -25,7 +25,8 @@ const IDLE: Duration = Duration::from_secs(5);
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 /// Makes the allocator return free pages at once. By default the kernel gets them ten milliseconds later, on
-/// another allocation of the same thread: after 500 ADDs, their threads kept nine megabytes.
+/// another allocation of the same thread: after 500 ADDs, their threads kept nine megabytes. Not before the
+/// end of a start, which soon needs what it frees.
 #[expect(unsafe_code, reason = "the allocator's own function, for which there is no wrapper")]
 pub fn release_at_once() {
     // SAFETY: sets a number, at any time and from any thread.

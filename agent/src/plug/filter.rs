@@ -273,15 +273,14 @@ pub fn reattach(
     ifname: &str,
     filters: Filters<'_>,
 ) -> Result<(), NetlinkError> {
-    match host.batch(vec![qdisc(ifindex)]) {
-        Err(error) if error.is(Errno::EEXIST) => {
-            // An ingress qdisc would accept both filters on its only hook, so that the second replaces the
-            // first.
-            if let Some(kind) = foreign_qdisc(host, ifindex)? {
-                return Err(error.with_hint(foreign_qdisc_remedy(&kind, ifname)));
-            }
-        }
-        result => drop(result?),
+    let found = qdisc_kind(host, ifindex)?;
+    if found.as_deref() != Some(KIND) {
+        // An ingress qdisc would accept both filters on its only hook, so that the second replaces the first.
+        let hint = |error: NetlinkError| match &found {
+            Some(kind) => error.with_hint(foreign_qdisc_remedy(kind, ifname)),
+            None => error,
+        };
+        host.batch(vec![qdisc(ifindex)]).map_err(hint)?;
     }
     host.batch(replace(ifindex, filters).into()).map(drop)
 }
@@ -293,6 +292,11 @@ pub fn foreign_qdisc_remedy(kind: &str, ifname: &str) -> String {
 
 /// The kind of the qdisc in the place of clsact, if it is another kind.
 fn foreign_qdisc(socket: &mut Socket, ifindex: u32) -> Result<Option<String>, NetlinkError> {
+    Ok(qdisc_kind(socket, ifindex)?.filter(|kind| kind != KIND))
+}
+
+/// The kind of the qdisc in the place of clsact.
+fn qdisc_kind(socket: &mut Socket, ifindex: u32) -> Result<Option<String>, NetlinkError> {
     let mut message = TcMessage::with_index(index(ifindex));
     message.header.parent = TcHandle::CLSACT;
     let get =
@@ -302,11 +306,10 @@ fn foreign_qdisc(socket: &mut Socket, ifindex: u32) -> Result<Option<String>, Ne
         Err(error) if error.is(Errno::ENOENT) => return Ok(None),
         answers => answers?,
     };
-    let kind = answers.into_iter().find_map(|answer| match answer {
+    Ok(answers.into_iter().find_map(|answer| match answer {
         RouteNetlinkMessage::NewQueueDiscipline(qdisc) => kind(&qdisc).map(str::to_owned),
         _ => None,
-    });
-    Ok(kind.filter(|kind| kind != KIND))
+    }))
 }
 
 fn on(socket: &mut Socket, ifindex: u32, hook: Hook) -> Result<Vec<Attached>, NetlinkError> {

@@ -23,7 +23,7 @@ use ferrule_policy::EndpointId;
 
 use super::{
     super::bpf,
-    table::{MapFailure, MapSpec, Table as _, max_entries, walk_limit},
+    table::{MapFailure, MapSpec, Table as _, max_entries, rows_of_hash, walk_limit},
     vifs::Vifs,
 };
 use crate::crash::{self, Step};
@@ -67,7 +67,7 @@ impl Subjects {
     pub fn adopt(&self, directory: &Path) -> Result<(), MapFailure> {
         let vifs: BpfHashMap<MapData, VifKey, VifEntry> =
             SPEC.open_pin(directory)?.try_into().map_err(SPEC.failure("read"))?;
-        for row in vifs.iter().take(self.walk_limit) {
+        for row in rows_of_hash(&vifs, self.walk_limit) {
             let (key, row) = row.map_err(SPEC.failure("read"))?;
             // A row here is newer.
             if row.subject.is_known() && self.vifs.get(&key, 0).is_err() {
@@ -133,7 +133,7 @@ impl Subjects {
 
     /// The rows that have a subject. Those that are added or removed meanwhile may be missing.
     fn rows(&self) -> Result<BTreeMap<u32, PackedSubject>, MapFailure> {
-        let rows = self.vifs.iter().take(self.walk_limit);
+        let rows = rows_of_hash(&self.vifs, self.walk_limit).into_iter();
         let rows = rows.map(|row| row.map(|(key, row)| (key.ifindex, row.subject)));
         let rows: BTreeMap<_, _> = rows.collect::<Result<_, _>>().map_err(SPEC.failure("read"))?;
         Ok(rows.into_iter().filter(|(_, subject)| subject.is_known()).collect())

@@ -13,7 +13,7 @@ use std::{
 
 use aya::{
     Pod,
-    maps::{HashMap as BpfHashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
+    maps::{HashMap as BpfHashMap, IterableMap as _, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
 };
 use nix::errno::Errno;
 use prometheus_client::metrics::gauge::Gauge;
@@ -119,17 +119,31 @@ pub fn insist(mut insert: impl FnMut() -> Result<(), MapError>) -> Result<(), Ma
 /// The rows of a trie, many by one system call; `None` if the kernel has no such call. The walk has at most
 /// so many steps.
 pub fn rows_of_trie<K: Pod, V: Pod>(map: &MapData, limit: usize) -> Option<Vec<(K, V)>> {
-    let mut rows: Vec<(K, V)> = Vec::new();
-    while rows.len() < limit {
-        let behind = rows.last().map(|(key, _)| key);
-        let found = bpf::look_up_batch(map.fd().as_fd(), behind, READ).ok()?;
-        let is_end = found.len() < READ;
-        rows.extend(found);
-        if is_end {
-            break;
-        }
+    all_rows::<K, V, K>(map, limit)
+}
+
+/// The rows of a hash map, many by one system call if possible. The walk has at most so many steps.
+pub fn rows_of_hash<K: Pod, V: Pod>(
+    map: &BpfHashMap<MapData, K, V>,
+    limit: usize,
+) -> Vec<Result<(K, V), MapError>> {
+    match all_rows::<K, V, u32>(map.map(), limit) {
+        Some(rows) => rows.into_iter().map(Ok).collect(),
+        None => map.iter().take(limit).collect(),
     }
-    Some(rows)
+}
+
+/// `P`: a place in the map.
+fn all_rows<K: Pod, V: Pod, P: Pod>(map: &MapData, limit: usize) -> Option<Vec<(K, V)>> {
+    let (mut rows, mut place) = (Vec::new(), None::<P>);
+    loop {
+        let (found, next) = bpf::look_up_batch(map.fd().as_fd(), place.as_ref(), READ).ok()?;
+        rows.extend(found);
+        if next.is_none() || rows.len() >= limit {
+            return Some(rows);
+        }
+        place = next;
+    }
 }
 
 /// Sets rows or removes them, all by one system call. Returns whether the kernel did; otherwise, it may have
@@ -289,7 +303,8 @@ impl<T: Table<Row: Pod>> HashTable<T> {
 
     /// Entries that are added or removed during the walk may be missing.
     pub fn rows(&self) -> Rows<T> {
-        let rows: Rows<T> = self.map.iter().take(self.pressure.walk_limit()).flatten().collect();
+        let rows: Rows<T> =
+            rows_of_hash(&self.map, self.pressure.walk_limit()).into_iter().flatten().collect();
         self.pressure.observe(rows.len());
         rows
     }
@@ -329,7 +344,7 @@ impl<T: Table<Row: Pod>> HashTable<T> {
         let failure = || T::SPEC.failure("read");
         let limit = walk_limit(max_entries(&from).map_err(failure())?);
         let from: BpfHashMap<_, T::Key, T::Row> = from.try_into().map_err(failure())?;
-        Ok(from.iter().take(limit).flatten().collect())
+        Ok(rows_of_hash(&from, limit).into_iter().flatten().collect())
     }
 
     pub fn write(&mut self, key: T::Key, row: T::Row) -> Result<(), MapFailure> {
