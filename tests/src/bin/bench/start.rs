@@ -12,7 +12,7 @@ use crate::{markdown, results::Results, stats::Series};
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// Attached pods.
-    #[arg(long, default_value_t = 250)]
+    #[arg(long, default_value_t = 500)]
     pods: usize,
     /// Crashes per number of pods.
     #[arg(long, default_value_t = 20)]

@@ -23,12 +23,12 @@ pub(crate) struct Report {
 const SHARES: &str = "Client and server on one core: rates as shares of the first row's, and in parentheses.";
 const LEGEND: &str = "\
 Rates and ratios are medians of the rounds. Client, server and both nodes share a core, so that the rate is the inverse
-of the path's CPU time. \"underlay\": from node to node. \"kernel routing\" and \"like flannel\": nodes without agent, eBPF, firewall and
-connection tracking, with pods as those of `ptp`, or with a bridge and a VXLAN device with permanent entries. \"tracked\":
-the same with a rule that makes the kernel track connections, as kube-proxy's do on every node, and Ferrule's for
-masquerading. \"by the stack\": `--node-fast-path off`. \"VXLAN\": `--node-routes vxlan`, IPv6 in IPv4, too. A new node:
-from the creation of its Node object until a pod of another node, behind a router, has the first answer from one of the
-node's running pods.
+of the path's CPU time. \"underlay\": from node to node. \"kernel routing\" and \"like flannel\": nodes without agent,
+eBPF, firewall and connection tracking, with pods as those of `ptp`, or with a bridge and a VXLAN device with permanent
+entries. \"tracked\": the same with a rule that makes the kernel track connections, as kube-proxy's do on every node, and
+Ferrule's for masquerading. \"by the stack\": `--node-fast-path off`. \"VXLAN\": `--node-routes vxlan`, IPv6 in IPv4, too.
+A new node: from the creation of its Node object until a pod of another node, behind a router, has the first answer from
+one of the node's running pods.
 ";
 
 // === impl Report ===
