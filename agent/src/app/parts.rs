@@ -139,7 +139,7 @@ async fn recover(
         server::close_directory(&socket)?;
         let deferred = DeferredDels::read(&socket, &recovery.metrics);
         crash::point(Step::StartDeferredRead);
-        recovery.run(&deferred).context("cannot recover the state of the previous agent")?;
+        recovery.run(&deferred)?;
         deferred.remove_applied(&recovery.registry.list());
         crash::point(Step::StartDeferredApplied);
         anyhow::Ok(deferred)

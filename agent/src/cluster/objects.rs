@@ -164,8 +164,10 @@ impl Annotations {
 }
 
 macro_rules! watched {
-    ($($type:ty),*) => {$(
+    ($($type:ty, is_optional: $is_optional:literal;)*) => {$(
         impl Object for $type {
+            const IS_OPTIONAL: bool = $is_optional;
+
             fn key(&self) -> ObjectKey {
                 self.metadata.key()
             }
@@ -180,7 +182,11 @@ macro_rules! watched {
         }
     )*};
 }
-watched!(Pod, KuryrPort, ServiceCidr);
+watched! {
+    Pod, is_optional: false;
+    KuryrPort, is_optional: false;
+    ServiceCidr, is_optional: true;
+}
 
 #[cfg(test)]
 mod tests {

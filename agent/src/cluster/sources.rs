@@ -58,8 +58,8 @@ pub fn watch_nodes(
     watches.add(scope, NodeSink { own, on_change });
 }
 
-/// Watches the ranges of Services, which a cluster has as objects since Kubernetes 1.33. `on_change` gets each
-/// change; it must not block.
+/// Watches the ranges of Services, which are objects since Kubernetes 1.33. `on_change` gets each change; it
+/// must not block.
 pub fn watch_service_cidrs(
     watches: &Watches,
     on_change: impl Fn(Change<ServiceCidr>) + Send + Sync + 'static,

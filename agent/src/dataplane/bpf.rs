@@ -89,9 +89,15 @@ pub(super) fn next_key<K: Pod>(map: BorrowedFd<'_>, last: Option<&K>) -> io::Res
     }
 }
 
-/// Up to so many rows of a map whose keys and values have these types, from a place in it, or from the first
-/// on; and the place behind them, unless the end is reached. A place is a key of a trie, and the `u32` of a
-/// bucket in a hash map.
+/// Rows of a map. A place in it is a key of a trie, and the `u32` of a bucket in a hash map.
+pub(super) struct Batch<K, V, P> {
+    pub(super) rows: Vec<(K, V)>,
+    /// The place behind the rows, unless the end is reached.
+    pub(super) next: Option<P>,
+}
+
+/// Up to so many rows of a map whose keys, values and places have these types, from a place or the first row
+/// on.
 ///
 /// # Errors
 /// The error of the system call: older kernels have none for tries; a bucket of a hash map may have more
@@ -100,7 +106,7 @@ pub(super) fn look_up_batch<K: Pod, V: Pod, P: Pod>(
     map: BorrowedFd<'_>,
     from: Option<&P>,
     most: usize,
-) -> io::Result<(Vec<(K, V)>, Option<P>)> {
+) -> io::Result<Batch<K, V, P>> {
     let (mut keys, mut values) = (Vec::<K>::with_capacity(most), Vec::<V>::with_capacity(most));
     let mut next = MaybeUninit::<P>::uninit();
     // SAFETY: a C union of integers, for which zeros are valid.
@@ -131,7 +137,7 @@ pub(super) fn look_up_batch<K: Pod, V: Pod, P: Pod>(
     }
     // SAFETY: the kernel has written the place, unless it has reached the end.
     let next = (!is_end).then(|| unsafe { next.assume_init() });
-    Ok((keys.into_iter().zip(values).collect(), next))
+    Ok(Batch { rows: keys.into_iter().zip(values).collect(), next })
 }
 
 /// Sets rows of a map whose keys and values have these types. After an error, some of them may be set.

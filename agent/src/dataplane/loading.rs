@@ -25,13 +25,12 @@ use super::{
     sampling::{FLOW_SAMPLING, Flows},
     settings::Settings,
     verification::Verification,
-    verified::Verified,
 };
 use crate::crash::{self, Step};
 
 /// The programs, and their maps that have no pin.
 pub(super) struct Ready {
-    pub(super) programs: Verification,
+    pub(super) programs: Verification<LoadError>,
     pub(super) set_subject: Loaded,
     pub(super) sampling: Map,
     pub(super) flows: Map,
@@ -55,8 +54,8 @@ pub enum LoadError {
     Thread(#[source] io::Error),
 }
 
-/// Loads the object into the kernel. Maps that are pinned are taken over. `verified` pins the programs once
-/// the kernel has verified them.
+/// Loads the object into the kernel. Maps that are pinned are taken over. `leave` pins the programs once the
+/// kernel has verified them.
 ///
 /// # Errors
 /// If the kernel rejects the object.
@@ -64,7 +63,7 @@ pub(super) fn load(
     object: &[u8],
     settings: &Settings,
     pins: &Path,
-    verified: Option<Verified>,
+    leave: impl FnOnce(&mut Ebpf) + Send + 'static,
 ) -> Result<Ready, LoadError> {
     let mut loader = EbpfLoader::new();
     let level = settings.log.as_u8();
@@ -104,11 +103,10 @@ pub(super) fn load(
     let (sampling, flows) = (map(FLOW_SAMPLING)?, map(FLOW_STATS)?);
     let programs = Verification::begin(move || {
         let programs = load_filters(&mut ebpf)?;
-        if let Some(verified) = verified {
-            verified.leave(&mut ebpf);
-        }
+        leave(&mut ebpf);
         Ok(programs)
-    })?;
+    });
+    let programs = programs.map_err(LoadError::Thread)?;
     drop(loader);
     memory::release();
     Ok(Ready { programs, set_subject, sampling, flows })

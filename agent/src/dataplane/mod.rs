@@ -74,7 +74,7 @@ use verified::Verified;
 /// The loaded programs and their maps.
 pub struct Dataplane {
     kernel: Kernel,
-    programs: Verification,
+    programs: Verification<LoadError>,
     writer: Mutex<Maps>,
     /// The same maps, opened once more, so that a walk does not block writers.
     reader: Maps,
@@ -131,7 +131,11 @@ impl Dataplane {
         let taken = verified.as_ref().and_then(Verified::take);
         let Ready { programs, set_subject, sampling, flows } = match taken {
             Some(taken) => taken,
-            None => loading::load(object, settings, &pins, verified)?,
+            None => loading::load(object, settings, &pins, move |ebpf| {
+                if let Some(verified) = verified {
+                    verified.leave(ebpf);
+                }
+            })?,
         };
         let sampling = Mutex::new(Sampling::take(sampling, settings.flows)?);
         let counted_flows = Mutex::new(CountedFlows::take(flows)?);

@@ -50,8 +50,8 @@ struct Known {
 /// Changes gather for this long: events come in batches.
 const SETTLE: Duration = Duration::from_millis(5);
 /// How long the first nodes wait for the ranges of Services: a node's range inside of one would be accepted
-/// meanwhile.
-const SERVICES: Duration = Duration::from_secs(5);
+/// meanwhile. Longer than a silent API server delays those of a checkpoint.
+const SERVICES: Duration = Duration::from_secs(6);
 
 // === impl Table ===
 

@@ -277,8 +277,8 @@ pub fn reattach(
     if found.as_deref() != Some(KIND) {
         // An ingress qdisc would accept both filters on its only hook, so that the second replaces the first.
         let hint = |error: NetlinkError| match &found {
-            Some(kind) => error.with_hint(foreign_qdisc_remedy(kind, ifname)),
-            None => error,
+            Some(kind) if error.is(Errno::EEXIST) => error.with_hint(foreign_qdisc_remedy(kind, ifname)),
+            _ => error,
         };
         host.batch(vec![qdisc(ifindex)]).map_err(hint)?;
     }

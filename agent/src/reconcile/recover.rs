@@ -79,6 +79,8 @@ impl Recovery {
         // passes.
         let unwritten = self.write_entries(by_ifindex(&live).chain(by_ifindex(&foreign)));
         crash::point(Step::StartEntries);
+        // Nothing else changes for an agent whose programs the kernel refuses.
+        self.dataplane.verified()?;
         self.let_unjudged_pass(by_ifindex(&live).chain(by_ifindex(&foreign)));
         for (ifindex, attachment) in by_ifindex(&live).chain(by_ifindex(&foreign)) {
             self.engine.judge(ifindex, attachment);
@@ -87,7 +89,6 @@ impl Recovery {
         if !self.has_policies {
             self.engine.let_all_pass();
         }
-        self.dataplane.verified()?;
         self.dataplane.inherit();
         crash::point(Step::StartHandedOver);
         self.replace_filters(&mut host, live.iter().filter(|it| !unwritten.contains(&it.key)));

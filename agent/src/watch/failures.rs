@@ -28,6 +28,7 @@ pub(super) struct Retry {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Report {
+    Healthy(String),
     Starting(String),
     Unhealthy(String),
 }
@@ -71,10 +72,13 @@ impl Failures {
     }
 
     /// After a 404. A resource that never existed is no failure, unlike one that disappears.
-    pub(super) fn not_found(&mut self, has_existed: bool, now: Instant) -> Retry {
+    pub(super) fn not_found(&mut self, has_existed: bool, is_optional: bool, now: Instant) -> Retry {
         let why = format!("the cluster has no such resource; retrying every {} s", NOT_FOUND.as_secs());
         let health = if has_existed {
             self.report(why, now)
+        } else if is_optional {
+            self.recovered();
+            Report::Healthy(why)
         } else {
             self.failing_since(Some(now));
             Report::Starting(why)
@@ -176,10 +180,20 @@ mod tests {
     fn a_resource_that_never_existed_stays_starting_and_one_that_disappears_becomes_unhealthy() {
         for (has_existed, is_unhealthy) in [(false, false), (true, true)] {
             let (mut failures, now) = (failures(), Instant::now());
-            failures.not_found(has_existed, now);
-            let retry = failures.not_found(has_existed, now + RETRY_TIMEOUT);
+            failures.not_found(has_existed, false, now);
+            let retry = failures.not_found(has_existed, false, now + RETRY_TIMEOUT);
             assert_eq!(matches!(retry.health, Some(Report::Unhealthy(_))), is_unhealthy);
             assert_eq!(retry.wait, NOT_FOUND);
         }
+    }
+
+    #[test]
+    fn a_cluster_without_an_optional_resource_is_healthy_unless_the_resource_disappears() {
+        let (mut failures, now) = (failures(), Instant::now());
+        let retry = failures.not_found(false, true, now);
+        assert!(matches!(retry.health, Some(Report::Healthy(_))) && !failures.is_failing());
+        failures.not_found(true, true, now);
+        let retry = failures.not_found(true, true, now + RETRY_TIMEOUT);
+        assert!(matches!(retry.health, Some(Report::Unhealthy(_))) && failures.is_failing());
     }
 }

@@ -10,6 +10,9 @@ pub trait Object: DeserializeOwned + Serialize + Send + Sync + 'static {
     /// a large cluster, streams of some types are never quiet, which would end the replay.
     const REPLAY: Duration = HOLD;
 
+    /// Whether a cluster that lacks the type is healthy: older clusters do.
+    const IS_OPTIONAL: bool = false;
+
     fn key(&self) -> ObjectKey;
     fn uid(&self) -> &str;
     /// Takes the resourceVersion out. The watch moves its position by it; sinks and checkpoints have no use

@@ -412,7 +412,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 // A resource that does not exist has no objects.
                 self.sink.apply(Change::Synced);
             }
-            self.failures.not_found(self.inventory.has_synced(), now)
+            self.failures.not_found(self.inventory.has_synced(), T::IS_OPTIONAL, now)
         } else {
             let stand_in = if self.liveness.lists_stand_in() {
                 "; meanwhile, lists keep the known objects current"
@@ -427,7 +427,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 if has_position && !error.is_unreachable() { self.liveness.list_in(now) } else { None };
             let retry = self.failures.failed(why.clone(), error.retry_after(), list_in, now);
             let wait_ms = retry.wait.as_millis();
-            if matches!(error, WatchError::Idle { .. }) {
+            if has_position && matches!(error, WatchError::Idle { .. }) {
                 tracing::info!(watch, why, wait_ms, "a list will tell whether the watch is only quiet");
             } else {
                 tracing::warn!(watch, error = why, wait_ms, "the watch failed; retrying");
@@ -453,6 +453,10 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             }
         });
         let why = match retry.health {
+            Some(Report::Healthy(why)) => {
+                self.health.healthy(why.clone());
+                why
+            }
             Some(Report::Starting(why)) => {
                 self.health.starting(why.clone());
                 why

@@ -68,7 +68,7 @@ fn what_policies_ask_about_is_followed_only_while_there_is_a_policy() {
         let pods = node.metric(r#"ferrule_watch_objects{source="all-pods"}"#)?;
         ensure!(pods == 1.0, "{pods} pods");
         isolate(cluster, "second")?;
-        wait_for_feed(node, "following 2 policies", TIMEOUT)?;
+        wait_for_feed(node, "following the policies (2)", TIMEOUT)?;
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "second")?;
         cluster.api.delete(Resource::NetworkPolicies, NAMESPACE, "first")?;
         wait_for_feed(node, "followed for a while", TIMEOUT)?;
@@ -169,7 +169,7 @@ fn cluster_policies_of_a_version_that_the_agent_does_not_read_make_the_node_not_
         node.stop_agent()?;
         cluster.api.switch(Switch::RenameClusterPolicies { version: None });
         node.start_again()?;
-        wait_for_feed(node, "(healthy: following 2 policies", TIMEOUT)
+        wait_for_feed(node, "(healthy: following the policies (2)", TIMEOUT)
     })
     .unwrap();
 }

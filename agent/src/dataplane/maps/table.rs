@@ -137,12 +137,12 @@ pub fn rows_of_hash<K: Pod, V: Pod>(
 fn all_rows<K: Pod, V: Pod, P: Pod>(map: &MapData, limit: usize) -> Option<Vec<(K, V)>> {
     let (mut rows, mut place) = (Vec::new(), None::<P>);
     loop {
-        let (found, next) = bpf::look_up_batch(map.fd().as_fd(), place.as_ref(), READ).ok()?;
-        rows.extend(found);
-        if next.is_none() || rows.len() >= limit {
+        let found = bpf::look_up_batch(map.fd().as_fd(), place.as_ref(), READ).ok()?;
+        rows.extend(found.rows);
+        if found.next.is_none() || rows.len() >= limit {
             return Some(rows);
         }
-        place = next;
+        place = found.next;
     }
 }
 

@@ -1,7 +1,8 @@
 //! Cost of the path between two pods of a node.
 //!
 //! All paths exist on one node at the same time, and each round measures every path once, so that other load
-//! of the machine affects all of them. Many short rounds: each is over before the machine's speed changes much.
+//! of the machine affects all of them. Many short rounds: each is over before the machine's speed changes
+//! much.
 
 mod flood;
 mod flows;

@@ -1,7 +1,7 @@
 //! Rates of several ways to do the same, the first of which is the reference.
 //!
 //! A ratio is the median of the rounds' ratios: a virtual machine's speed changes by a third within seconds,
-//! and what is measured within one round sees nearly the same machine.
+//! but little within a round.
 
 use super::load::{Cores, Load};
 
