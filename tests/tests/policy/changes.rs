@@ -104,7 +104,7 @@ fn no_packet_reaches_a_new_pod_that_a_policy_isolates() {
             json!({ "podSelector": {}, "policyTypes": ["Ingress", "Egress"] }),
         )?;
         wait_until(&format!("{} is isolated", a.name), TIMEOUT, || {
-            Ok(scene.health("policy-feed")?.contains("following 1"))
+            Ok(scene.health("policy-feed")?.contains("following the policies (1)"))
         })?;
         let (outside, _o) = scene.pod("db", "outside")?;
         for number in 0..4 {
@@ -170,7 +170,7 @@ fn an_agent_that_is_killed_and_restarted_neither_opens_nor_cuts() {
                     thread::sleep(Duration::from_millis(500));
                     scene.node.start_again()?;
                     wait_until("policies are enforced again", TIMEOUT, || {
-                        Ok(scene.health("policy-feed")?.contains("following 1"))
+                        Ok(scene.health("policy-feed")?.contains("following the policies (1)"))
                     })?;
                     thread::sleep(Duration::from_millis(500));
                 }
@@ -217,7 +217,11 @@ fn an_agent_that_starts_without_the_api_server_judges_new_pods_by_the_last_known
         expect(&new, &server, WEB, false)?;
         expect(&front, &server, WEB, true)?;
         expect(&front, &new, WEB, true)?;
-        ensure!(scene.health("policy-feed")?.contains("following 1"), "{}", scene.health("policy-feed")?);
+        ensure!(
+            scene.health("policy-feed")?.contains("following the policies (1)"),
+            "{}",
+            scene.health("policy-feed")?
+        );
         drop(serving);
         Ok(())
     })
@@ -243,7 +247,7 @@ fn without_the_api_server_and_checkpoints_of_peers_policies_stay_and_new_pods_wa
         }
         ensure!(scene.health("policy-feed")?.contains("gathering"), "{}", scene.health("policy-feed")?);
         wait_until("the agent follows the cluster again", Duration::from_secs(60), || {
-            Ok(scene.health("policy-feed")?.contains("following 1"))
+            Ok(scene.health("policy-feed")?.contains("following the policies (1)"))
         })?;
         let (new, _n) = scene.pod("web", "new")?;
         expect(&new, &server, WEB, false)?;

@@ -18,8 +18,9 @@ fn gone(node: &Short) -> Change<cluster::Node> {
     Change::Gone { key: ObjectKey::new("", &node.name), uid: node.uid.clone() }
 }
 
-fn service_cidr(name: &str, range: &str) -> Change<ServiceCidr> {
-    let json = serde_json::json!({ "metadata": { "name": name }, "spec": { "cidrs": [range] } });
+fn service_cidr(name: &str, v4: &str) -> Change<ServiceCidr> {
+    let json =
+        serde_json::json!({ "metadata": { "name": name }, "spec": { "cidrs": ["fd00:96::/112", v4] } });
     Change::applied(serde_json::from_value(json).unwrap())
 }
 
