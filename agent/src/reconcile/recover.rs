@@ -79,13 +79,13 @@ impl Recovery {
         // passes.
         let unwritten = self.write_entries(by_ifindex(&live).chain(by_ifindex(&foreign)));
         crash::point(Step::StartEntries);
-        // Nothing else changes for an agent whose programs the kernel refuses.
-        self.dataplane.verified()?;
         self.let_unjudged_pass(by_ifindex(&live).chain(by_ifindex(&foreign)));
         for (ifindex, attachment) in by_ifindex(&live).chain(by_ifindex(&foreign)) {
             self.engine.judge(ifindex, attachment);
         }
         unknown.iter().for_each(|(ifindex, addresses)| self.engine.judge_unknown(*ifindex, *addresses));
+        // An agent whose programs the kernel refuses lets nothing more pass.
+        self.dataplane.verified()?;
         if !self.has_policies {
             self.engine.let_all_pass();
         }
