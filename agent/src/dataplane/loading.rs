@@ -1,4 +1,5 @@
-//! Loads the object into the kernel: the maps, and the programs, which the kernel verifies meanwhile.
+//! Loads the object into the kernel: the maps, and the programs, which the kernel verifies while the agent
+//! goes on.
 
 use std::{
     collections::BTreeMap,
@@ -98,7 +99,7 @@ pub(super) fn load(
     let set_subject = load_one(SET_SUBJECT, ebpf.program_mut(SET_SUBJECT))?;
     let map = |name| {
         let failure = |source| MapFailure::Access { action: "open", map: name, source: Box::new(source) };
-        again(&ebpf, name).map_err(failure)
+        open_again(&ebpf, name).map_err(failure)
     };
     let (sampling, flows) = (map(FLOW_SAMPLING)?, map(FLOW_STATS)?);
     let programs = Verification::begin(move || {
@@ -114,7 +115,7 @@ pub(super) fn load(
 
 /// Opens another descriptor of a map. The kernel finds a program's maps by the object's descriptors, which
 /// must stay open until the program is loaded.
-fn again(ebpf: &Ebpf, name: &str) -> Result<Map, MapError> {
+fn open_again(ebpf: &Ebpf, name: &str) -> Result<Map, MapError> {
     let (Map::Array(data) | Map::LruHashMap(data)) =
         ebpf.map(name).ok_or_else(|| MapError::InvalidName { name: name.to_owned() })?
     else {

@@ -93,7 +93,7 @@ impl Table {
 
     /// Resolves the nodes after each batch of changes, and reports what is refused. Never returns.
     pub async fn run(self: Arc<Self>, mut refusals: Refusals) {
-        // Without them, the nodes count as they are.
+        // An error is the timeout: the nodes are resolved without the API's ranges of Services.
         let _ = timeout(SERVICES, self.has_services.notified()).await;
         loop {
             self.changed.notified().await;
