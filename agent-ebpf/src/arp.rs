@@ -16,7 +16,7 @@ use crate::{
 /// `SpoofedArp`, if the message claims an address or MAC that is not the pod's; `Malformed`, if it is
 /// truncated.
 #[inline(always)]
-pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropReason> {
+pub fn judge(packet: &mut Packet, vif: &VifEntry) -> Result<Outcome, DropReason> {
     let arp = packet.header::<Arp>(L3)?;
     let own = vif.owns_ipv4(arp.sender_ip);
     let operation = u16::from_be_bytes(arp.operation);
@@ -39,5 +39,5 @@ pub fn judge(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropRea
     (arp.target_ip, arp.sender_ip) = (arp.sender_ip, arp.target_ip);
     arp.operation = Arp::REPLY.to_be_bytes();
     packet.header_mut::<Ethernet>(0)?.readdress(&vif.mac);
-    Ok(Outcome::Answered)
+    Ok(Outcome::ANSWERED)
 }

@@ -49,7 +49,7 @@ pub fn ingress(slot: u32, bytes: u32) {
 pub fn drop(ifindex: u32, direction: Direction, reason: DropReason) {
     // An interface without an entry in `VIFS` has no counters either.
     let ifindex = if matches!(reason, DropReason::NoVif) { 0 } else { ifindex };
-    let Some(dropped) = VIF_COUNTERS.get_ptr_mut(VifKey { ifindex }) else { return };
+    let Some(dropped) = VIF_COUNTERS.get_ptr_mut(&VifKey { ifindex }) else { return };
     // SAFETY: as for `passed`.
     let dropped = unsafe { &mut *dropped };
     let drops = match direction {

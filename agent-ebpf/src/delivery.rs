@@ -11,7 +11,7 @@ use crate::{
 /// # Errors
 /// `Malformed`, if the checksum of the IPv4 header is wrong: a router drops such packets (RFC 1812, 5.2.2).
 #[inline(always)]
-pub fn check(packet: &Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
+pub fn check(packet: &Packet, meta: &Meta) -> Result<(), DropReason> {
     match meta.family {
         Family::Ipv4 if !packet.header::<Ipv4>(L3)?.is_intact() => Err(DropReason::Malformed),
         _ => Ok(()),
@@ -21,7 +21,7 @@ pub fn check(packet: &Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
 /// # Errors
 /// Never for a parsed packet; the verifier requires the bounds check.
 #[inline(always)]
-pub fn rewrite(packet: &mut Packet<'_>, meta: &Meta, mac: &Mac) -> Result<(), DropReason> {
+pub fn rewrite(packet: &mut Packet, meta: &Meta, mac: &Mac) -> Result<(), DropReason> {
     decrement_hops(packet, meta)?;
     packet.header_mut::<Ethernet>(0)?.readdress(mac);
     Ok(())
@@ -30,7 +30,7 @@ pub fn rewrite(packet: &mut Packet<'_>, meta: &Meta, mac: &Mac) -> Result<(), Dr
 /// # Errors
 /// As for [`rewrite`].
 #[inline(always)]
-pub fn decrement_hops(packet: &mut Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
+pub fn decrement_hops(packet: &mut Packet, meta: &Meta) -> Result<(), DropReason> {
     match meta.family {
         Family::Ipv4 => packet.header_mut::<Ipv4>(L3)?.decrement_ttl(),
         Family::Ipv6 => {

@@ -39,7 +39,7 @@ impl Ends {
     }
 
     #[inline(always)]
-    pub fn of(packet: &Packet<'_>, meta: &Meta) -> Self {
+    pub fn of(packet: &Packet, meta: &Meta) -> Self {
         Self {
             payload: (packet.start() + meta.payload) as u32,
             end: packet.start() as u32 + packet.len(),

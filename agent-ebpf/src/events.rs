@@ -15,7 +15,6 @@ use aya_ebpf::{
     btf_maps::{LruPerCpuHashMap, RingBuf},
     helpers::generated::bpf_ktime_get_boot_ns,
     macros::btf_map,
-    programs::TcContext,
 };
 
 use crate::{flow_key::Key, packet::Packet, policy, vifs};
@@ -70,7 +69,7 @@ pub fn now() -> u64 {
 /// Records a dropped packet of an interface. `direction` is one of
 /// [`direction`](agent_common::event::direction).
 #[inline(always)]
-pub fn drop(packet: &Packet<'_>, ifindex: u32, direction: u32, reason: DropReason) {
+pub fn drop(packet: &Packet, ifindex: u32, direction: u32, reason: DropReason) {
     ferrule_record_drop(packet.context(), ifindex, direction, reason as u32, 0);
 }
 
@@ -86,16 +85,15 @@ pub extern "C" fn ferrule_record_drop(
     reason: u32,
     is_audited: u32,
 ) -> u32 {
-    let ctx = TcContext::new(skb);
-    record_drop(&Packet::of_caller(&ctx), ifindex, direction, reason, is_audited);
+    record_drop(&Packet::of_caller(skb), ifindex, direction, reason, is_audited);
     0
 }
 
 #[inline(always)]
-fn record_drop(packet: &Packet<'_>, ifindex: u32, direction: u32, reason: u32, is_audited: u32) {
+fn record_drop(packet: &Packet, ifindex: u32, direction: u32, reason: u32, is_audited: u32) {
     let time = now();
     let key = BudgetKey { ifindex, direction: direction as u16, reason: reason as u16 };
-    let Some(budget) = spend(key, &DROPS, time) else { return };
+    let Some(budget) = spend(&key, &DROPS, time) else { return };
     let Some(mut record) = EVENTS.reserve_untyped::<DropRecord>(0) else {
         budget.lost += 1;
         return;
@@ -134,7 +132,7 @@ fn record_drop(packet: &Packet<'_>, ifindex: u32, direction: u32, reason: u32, i
 /// `stats` is a value of `FLOW_STATS`.
 #[inline(always)]
 pub unsafe fn flow(ifindex: u32, state: u32, time: u64, key: &Key, stats: *const FlowStats) {
-    let Some(budget) = spend(BudgetKey { ifindex, direction: 0, reason: 0 }, &FLOWS, time) else { return };
+    let Some(budget) = spend(&BudgetKey { ifindex, direction: 0, reason: 0 }, &FLOWS, time) else { return };
     let Some(mut record) = EVENTS.reserve_untyped::<FlowRecord>(0) else {
         budget.lost += 1;
         return;
@@ -158,10 +156,10 @@ pub unsafe fn flow(ifindex: u32, state: u32, time: u64, key: &Key, stats: *const
 
 /// Takes a token. `None` if there is none: the record is counted as suppressed.
 #[inline(always)]
-fn spend(key: BudgetKey, rate: &Rate, now: u64) -> Option<&'static mut Budget> {
+fn spend(key: &BudgetKey, rate: &Rate, now: u64) -> Option<&'static mut Budget> {
     let Some(budget) = budget(key) else {
         let new = Budget { full_at: now + rate.interval, suppressed: 0, lost: 0 };
-        EVENT_BUDGETS.insert(key, new, 0).ok()?;
+        EVENT_BUDGETS.insert(key, &new, 0).ok()?;
         return budget(key);
     };
     if budget.full_at > now + (rate.burst - 1) * rate.interval {
@@ -173,7 +171,7 @@ fn spend(key: BudgetKey, rate: &Rate, now: u64) -> Option<&'static mut Budget> {
 }
 
 #[inline(always)]
-fn budget(key: BudgetKey) -> Option<&'static mut Budget> {
+fn budget(key: &BudgetKey) -> Option<&'static mut Budget> {
     // SAFETY: the value is this CPU's, tc programs do not preempt each other on a CPU, and the memory of an
     // entry stays readable and writable. If the map evicts the entry meanwhile, another budget is wrong once.
     EVENT_BUDGETS.get_ptr_mut(key).map(|budget| unsafe { &mut *budget })

@@ -35,7 +35,7 @@ pub fn take(ifindex: u32, hash: u32, key: &FlowKey, now: u32) -> Option<RingKey>
         let number = (first + step) % PLACES;
         let place = RingKey { ifindex, place: number };
         // SAFETY: the key is copied at once; another CPU that replaces it makes a wrong choice at worst.
-        let age = match unsafe { FLOW_PLACES.get(place) } {
+        let age = match unsafe { FLOW_PLACES.get(&place) } {
             Some(old) => age(old, ifindex, now),
             None => u32::MAX,
         };
@@ -47,22 +47,22 @@ pub fn take(ifindex: u32, hash: u32, key: &FlowKey, now: u32) -> Option<RingKey>
     }
     let chosen = RingKey { ifindex, place: chosen as u32 };
     // SAFETY: as above.
-    if let Some(old) = unsafe { FLOW_PLACES.get(chosen) } {
+    if let Some(old) = unsafe { FLOW_PLACES.get(&chosen) } {
         let old = *old;
         // Succeeds on one CPU only.
-        FLOW_PLACES.remove(chosen).ok()?;
+        FLOW_PLACES.remove(&chosen).ok()?;
         if owned(&old, ifindex).is_some() {
-            let _ = FLOW_STATS.remove(old);
+            let _ = FLOW_STATS.remove(&old);
         }
     }
-    FLOW_PLACES.insert(chosen, key, BPF_NOEXIST).ok()?;
+    FLOW_PLACES.insert(&chosen, key, BPF_NOEXIST).ok()?;
     Some(chosen)
 }
 
 /// Gives a place back.
 #[inline(always)]
 pub fn leave(place: RingKey) {
-    let _ = FLOW_PLACES.remove(place);
+    let _ = FLOW_PLACES.remove(&place);
 }
 
 /// The entry of a pod's flow. A flow that another pod has opened again is in a place of that pod.

@@ -69,13 +69,13 @@ static NEW_FLOW: PerCpuArray<FlowStats, 1> = PerCpuArray::new();
 
 /// Counts a packet that passes, and that the interface of a pod has seen.
 #[inline(always)]
-pub fn count(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, direction: Direction) {
+pub fn count(packet: &Packet, meta: &Meta, vif: &VifEntry, direction: Direction) {
     count_at(packet, meta, vif, packet.ifindex(), direction);
 }
 
 /// As [`count`], of the pod at a host interface.
 #[inline(always)]
-pub fn count_at(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, ifindex: u32, direction: Direction) {
+pub fn count_at(packet: &Packet, meta: &Meta, vif: &VifEntry, ifindex: u32, direction: Direction) {
     if FLOW_STATS_ON.load() == 0 {
         return;
     }

@@ -27,7 +27,6 @@ use core::hint::black_box;
 use agent_common::{Flow, FlowKey, MAX_FLOWS, RingKey, TRANSLATED_PORTS, VifEntry, flows_per_pod};
 use aya_ebpf::{
     Global, bindings::__sk_buff, btf_maps::LruHashMap, helpers::generated::bpf_jiffies64, macros::btf_map,
-    programs::TcContext,
 };
 
 use crate::{
@@ -79,7 +78,7 @@ pub const REMOTE: u32 = 0;
 /// Most pods have no recorded flow with each other: then the flow's key is neither made nor looked up. `peer`
 /// is the host interface of the other pod, or [`REMOTE`].
 #[inline(always)]
-pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, peer: u32) -> bool {
+pub fn belongs_to_stack(packet: &Packet, meta: &Meta, vif: &VifEntry, peer: u32) -> bool {
     if !vifs::has_peer(vif, peer) {
         return false;
     }
@@ -100,7 +99,7 @@ pub fn belongs_to_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry, peer: 
 /// port pass the stack, too, and conntrack gives no two of its flows the same ends. So no translated flow can
 /// have the ends of one that passes the stack by.
 #[inline(always)]
-pub fn begins_at_translated_port(packet: &Packet<'_>, meta: &Meta) -> bool {
+pub fn begins_at_translated_port(packet: &Packet, meta: &Meta) -> bool {
     const FIRST: u64 = TRANSLATED_PORTS.0 as u64;
     const LAST: u64 = TRANSLATED_PORTS.1 as u64;
 
@@ -116,7 +115,7 @@ pub fn begins_at_translated_port(packet: &Packet<'_>, meta: &Meta) -> bool {
 /// `other` may be [`REMOTE`]. The flow takes a place of `pod`. Flows behind IPv6 extension headers other than
 /// a fragment header are not recorded.
 #[inline(always)]
-pub fn record(packet: &Packet<'_>, meta: &Meta, pod: u32, other: u32) {
+pub fn record(packet: &Packet, meta: &Meta, pod: u32, other: u32) {
     if meta.transport().is_some() {
         noted::note(packet, meta);
         ferrule_record_flow(packet.context(), pod, other);
@@ -158,7 +157,7 @@ fn insert(key: &Key, client: u32, server: u32, sign: Sign) {
     let Some(begun) = vifs::begun_flows(client) else { return };
     let key = key.as_flow();
     // Fails if another CPU has inserted the flow.
-    if STACK_FLOWS.insert(key, Flow { ifindex: server, used: sign.used(0, now()) }, BPF_NOEXIST).is_ok() {
+    if STACK_FLOWS.insert(key, &Flow { ifindex: server, used: sign.used(0, now()) }, BPF_NOEXIST).is_ok() {
         for _ in 0..CLAIMS {
             let (place, used) = choose(client, begun);
             if take(place, used, key) {
@@ -177,7 +176,7 @@ fn choose(client: u32, begun: *mut u32) -> (RingKey, u64) {
         let number = next(begun) % FLOWS_PER_POD.load().max(1);
         let place = RingKey { ifindex: client, place: number };
         // SAFETY: another CPU that replaces the key makes a wrong choice at worst.
-        let flow = unsafe { FLOW_RINGS.get(place) }.and_then(|old| STACK_FLOWS.get_ptr(old));
+        let flow = unsafe { FLOW_RINGS.get(&place) }.and_then(|old| STACK_FLOWS.get_ptr(old));
         let Some(flow) = flow else { return (place, FREE) };
         let used = used(flow);
         let age = age(used, now);
@@ -197,18 +196,18 @@ fn choose(client: u32, begun: *mut u32) -> (RingKey, u64) {
 #[inline(always)]
 fn take(place: RingKey, chosen: u64, key: &FlowKey) -> bool {
     // SAFETY: copied at once: the entry may be another place's later.
-    if let Some(old) = unsafe { FLOW_RINGS.get(place) }.copied() {
-        let is_chosen = match STACK_FLOWS.get_ptr(old) {
+    if let Some(old) = unsafe { FLOW_RINGS.get(&place) }.copied() {
+        let is_chosen = match STACK_FLOWS.get_ptr(&old) {
             // The removal succeeds on one CPU only.
-            Some(flow) => u64::from(used(flow)) == chosen && STACK_FLOWS.remove(old).is_ok(),
+            Some(flow) => u64::from(used(flow)) == chosen && STACK_FLOWS.remove(&old).is_ok(),
             None => chosen == FREE,
         };
         if !is_chosen {
             return false;
         }
-        let _ = FLOW_RINGS.remove(place);
+        let _ = FLOW_RINGS.remove(&place);
     }
-    FLOW_RINGS.insert(place, key, BPF_NOEXIST).is_ok()
+    FLOW_RINGS.insert(&place, key, BPF_NOEXIST).is_ok()
 }
 
 #[inline(always)]
@@ -270,13 +269,12 @@ fn now() -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ferrule_find_quoted(skb: *mut __sk_buff, is_v6: u32, quote: u32) -> u32 {
-    let ctx = TcContext::new(skb);
     let family = if is_v6 != 0 { Family::Ipv6 } else { Family::Ipv4 };
-    quote_belongs_to_stack(&Packet::of_caller(&ctx), family, quote as usize).into()
+    quote_belongs_to_stack(&Packet::of_caller(skb), family, quote as usize).into()
 }
 
 #[inline(always)]
-fn quote_belongs_to_stack(packet: &Packet<'_>, family: Family, quote: usize) -> bool {
+fn quote_belongs_to_stack(packet: &Packet, family: Family, quote: usize) -> bool {
     let (source, destination, protocol, payload) = match family {
         Family::Ipv4 => match packet.copy::<Ipv4>(quote) {
             Some(ip) if !ip.is_later_fragment() => {

@@ -11,7 +11,7 @@ use crate::{
     icmp,
     meta::{Meta, Scope, Sender},
     nd, nodes,
-    outcome::Outcome,
+    outcome::{Outcome, Way},
     packet::{Packet, Stamp},
     policy::{self, Judge},
     remote, services, size, spoofing,
@@ -22,7 +22,7 @@ use crate::{
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
-pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
+pub fn judge(packet: &mut Packet) -> Result<Outcome, DropReason> {
     let vif = vifs::find(packet.ifindex())?;
     let outcome = judge_of(packet, vif)?;
     counters::egress(vif, packet.len());
@@ -30,7 +30,7 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Outcome, DropReason> {
 }
 
 #[inline(always)]
-fn judge_of(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropReason> {
+fn judge_of(packet: &mut Packet, vif: &VifEntry) -> Result<Outcome, DropReason> {
     let subject = policy::judge(vif, packet.ifindex(), Direction::Egress)?;
     let Ethernet { destination, source, ethertype } = *packet.header::<Ethernet>(0)?;
     if source != vif.mac {
@@ -60,12 +60,7 @@ fn judge_of(packet: &mut Packet<'_>, vif: &VifEntry) -> Result<Outcome, DropReas
 }
 
 #[inline(always)]
-fn forward(
-    packet: &mut Packet<'_>,
-    meta: &Meta,
-    vif: &VifEntry,
-    subject: Judge,
-) -> Result<Outcome, DropReason> {
+fn forward(packet: &mut Packet, meta: &Meta, vif: &VifEntry, subject: Judge) -> Result<Outcome, DropReason> {
     let target = past_stack(packet, meta, vif)?;
     // Of a remote pod: none of this node.
     let to = target.map_or(flows::REMOTE, |target| target.peer);
@@ -74,12 +69,12 @@ fn forward(
     if policy::passes(packet, meta, subject, to, receives, target.is_none())? {
         packet.stamp(Stamp::Service);
     }
-    let Some(target) = target else { return Ok(Outcome::Stack) };
+    let Some(target) = target else { return Ok(Outcome::STACK) };
     if target.peer != flows::REMOTE {
         let [mac @ .., _, _, _, _, _, _, _, _, _, _] = target.address.to_v6();
         delivery::rewrite(packet, meta, &mac)?;
         counters::ingress(target.place, packet.len());
-        return Ok(Outcome::Local { ifindex: target.peer });
+        return Ok(Outcome::by(Way::Local, target.peer));
     }
     match remote::way(packet, &target) {
         Some(outcome) => {
@@ -94,7 +89,7 @@ fn forward(
 /// The pod to which a packet goes past the stack, if nothing speaks against it. Otherwise, the packet is
 /// stamped.
 #[inline(always)]
-fn past_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Option<Target>, DropReason> {
+fn past_stack(packet: &Packet, meta: &Meta, vif: &VifEntry) -> Result<Option<Target>, DropReason> {
     packet.stamp(Stamp::Checked);
     let Some(target) = target(packet, meta)? else { return Ok(None) };
     icmp::check(packet, meta)?;
@@ -120,7 +115,7 @@ fn past_stack(packet: &Packet<'_>, meta: &Meta, vif: &VifEntry) -> Result<Option
 
 /// The pod that has the destination; `None` for any other destination.
 #[inline(always)]
-fn target(packet: &Packet<'_>, meta: &Meta) -> Result<Option<Target>, DropReason> {
+fn target(packet: &Packet, meta: &Meta) -> Result<Option<Target>, DropReason> {
     if let Some((endpoint, receiver)) = endpoints::find(meta)? {
         return Ok(Some(Target::local(endpoint, receiver)));
     }

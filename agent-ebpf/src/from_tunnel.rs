@@ -20,7 +20,7 @@ use crate::{
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
-pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
+pub fn judge(packet: &mut Packet) -> Result<Inbound, DropReason> {
     let inner = inner(packet);
     let node = inner.as_ref().ok().and_then(|meta| nodes::find(meta.source));
     let sender = packet.tunnel().and_then(|outer| sender(&outer, node)).ok_or(DropReason::TunnelOuter)?;
@@ -46,7 +46,7 @@ pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
 }
 
 #[inline(always)]
-fn inner(packet: &Packet<'_>) -> Result<Meta, DropReason> {
+fn inner(packet: &Packet) -> Result<Meta, DropReason> {
     let ethertype = u16::from_be_bytes(packet.header::<Ethernet>(0)?.ethertype);
     if packet.has_vlan_tag(ethertype) {
         return Err(DropReason::Vlan);

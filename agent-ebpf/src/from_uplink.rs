@@ -20,7 +20,7 @@ use crate::{
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
-pub fn judge(packet: &mut Packet<'_>) -> Result<Inbound, DropReason> {
+pub fn judge(packet: &mut Packet) -> Result<Inbound, DropReason> {
     // For the device of a VLAN, which has a filter of its own if it is an uplink.
     if packet.vlan_id() != 0 {
         return Ok(Inbound::STACK);

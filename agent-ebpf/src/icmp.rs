@@ -35,7 +35,7 @@ pub fn is_error_of(family: Family, protocol: u8, transport: Transport) -> bool {
 /// `ForgedIcmp`, if the packet is an ICMP error about another flow, or one whose flow is not known: the
 /// quote is cut off, or in another fragment. Errors are never that large.
 #[inline(always)]
-pub fn check(packet: &Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
+pub fn check(packet: &Packet, meta: &Meta) -> Result<(), DropReason> {
     match meta.transport() {
         Some(transport) if is_error(meta, transport) => {}
         _ => return Ok(()),
@@ -51,13 +51,7 @@ pub fn check(packet: &Packet<'_>, meta: &Meta) -> Result<(), DropReason> {
 
 /// Whether the quoted packet has these addresses.
 #[inline(always)]
-fn is_about(
-    packet: &Packet<'_>,
-    family: Family,
-    quote: usize,
-    source: Address,
-    destination: Address,
-) -> bool {
+fn is_about(packet: &Packet, family: Family, quote: usize, source: Address, destination: Address) -> bool {
     match family {
         Family::Ipv4 => packet
             .copy::<Ipv4>(quote)

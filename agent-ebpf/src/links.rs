@@ -28,5 +28,5 @@ pub fn drop(ifindex: u32, reason: DropReason) {
 #[inline(always)]
 fn of(ifindex: u32) -> Option<&'static mut Traffic> {
     // SAFETY: the slot is this CPU's, and tc programs do not preempt each other on a CPU.
-    LINK_COUNTERS.get_ptr_mut(VifKey { ifindex }).map(|traffic| unsafe { &mut *traffic })
+    LINK_COUNTERS.get_ptr_mut(&VifKey { ifindex }).map(|traffic| unsafe { &mut *traffic })
 }

@@ -59,7 +59,7 @@ use aya_log_ebpf::{debug, trace};
 
 use crate::{
     counters::Direction,
-    outcome::{Inbound, Outcome},
+    outcome::{Inbound, Outcome, Way},
     packet::{Packet, Stamp},
     to_link::Link,
 };
@@ -69,52 +69,55 @@ use crate::{
 /// Inlined into the entry point: LLVM would leave the body apart, as a frame of its own.
 #[classifier]
 #[inline(always)]
-pub fn from_pod(ctx: TcContext) -> i32 {
+fn from_pod(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
     let (ifindex, bytes) = (packet.ifindex(), packet.len());
-    match from_pod::judge(&mut packet) {
-        Ok(Outcome::Stack) => {
-            trace!(&ctx, "if {}: egress to the stack, {} bytes", ifindex, bytes);
-            TC_ACT_UNSPEC
+    let Outcome { way, ifindex: to, next, row } = match from_pod::judge(&mut packet) {
+        Ok(outcome) => outcome,
+        Err(reason) => {
+            refuse(&packet, Direction::Egress, reason);
+            debug!(&ctx, "if {}: egress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
+            return TC_ACT_SHOT;
         }
-        Ok(Outcome::Local { ifindex: to }) => {
+    };
+    match (way, row) {
+        (Way::Local, _) => {
             trace!(&ctx, "if {}: egress to if {}, {} bytes", ifindex, to, bytes);
             // SAFETY: a helper call without pointers. The packet bypasses `to_pod`, whose check the lookup of
             // the destination in `ENDPOINTS` replaces.
             unsafe { bpf_redirect_peer(to, 0) as i32 }
         }
-        Ok(Outcome::Tunnel { ifindex: to }) => {
+        (Way::Tunnel, _) => {
             trace!(&ctx, "if {}: egress to tunnel {}, {} bytes", ifindex, to, bytes);
             packet.stamp(Stamp::Direct);
             // SAFETY: a helper call without pointers.
             unsafe { bpf_redirect(to, 0) as i32 }
         }
-        Ok(Outcome::Packed { way }) => {
-            trace!(&ctx, "if {}: egress by VXLAN to uplink {}, {} bytes", ifindex, way.ifindex, bytes);
-            vxlan::send(&mut packet, way) as i32
+        (Way::Packed, Some(row)) => {
+            trace!(&ctx, "if {}: egress by VXLAN to uplink {}, {} bytes", ifindex, to, bytes);
+            vxlan::send(&mut packet, row) as i32
         }
-        Ok(Outcome::Neighbour { ifindex: to, next }) => {
+        (Way::Neighbour, _) => {
             trace!(&ctx, "if {}: egress to uplink {}, {} bytes", ifindex, to, bytes);
             packet.stamp(Stamp::Direct);
             route::send(to, next) as i32
         }
-        Ok(Outcome::Answered) => {
+        (Way::Answered, _) => {
             trace!(&ctx, "if {}: egress answered, {} bytes", ifindex, bytes);
             // SAFETY: a helper call without pointers. Like an answer of the host's stack, this one passes
             // `to_pod`.
             unsafe { bpf_redirect(ifindex, 0) as i32 }
         }
-        Err(reason) => {
-            refuse(&packet, Direction::Egress, reason);
-            debug!(&ctx, "if {}: egress dropped, {}, {} bytes", ifindex, reason.name(), bytes);
-            TC_ACT_SHOT
+        (Way::Stack, _) | (Way::Packed, None) => {
+            trace!(&ctx, "if {}: egress to the stack, {} bytes", ifindex, bytes);
+            TC_ACT_UNSPEC
         }
     }
 }
 
 /// clsact egress of the pod's host interface: packets from the host's stack to the pod.
 #[classifier]
-pub fn to_pod(ctx: TcContext) -> i32 {
+fn to_pod(ctx: TcContext) -> i32 {
     let packet = Packet::new(&ctx);
     let (ifindex, bytes) = (packet.ifindex(), packet.len());
     match to_pod::judge(&packet) {
@@ -132,7 +135,7 @@ pub fn to_pod(ctx: TcContext) -> i32 {
 
 /// clsact ingress of the tunnel device: packets from other nodes.
 #[classifier]
-pub fn from_tunnel(ctx: TcContext) -> i32 {
+fn from_tunnel(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
     let bytes = packet.len();
     let verdict = from_tunnel::judge(&mut packet);
@@ -145,7 +148,7 @@ pub fn from_tunnel(ctx: TcContext) -> i32 {
 
 /// clsact ingress of an uplink: packets from the wire.
 #[classifier]
-pub fn from_uplink(ctx: TcContext) -> i32 {
+fn from_uplink(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
     let bytes = packet.len();
     let verdict = from_uplink::judge(&mut packet);
@@ -153,7 +156,7 @@ pub fn from_uplink(ctx: TcContext) -> i32 {
 }
 
 #[inline(always)]
-fn from_link(ctx: &TcContext, packet: &Packet<'_>, bytes: u32, verdict: Result<Inbound, DropReason>) -> i32 {
+fn from_link(ctx: &TcContext, packet: &Packet, bytes: u32, verdict: Result<Inbound, DropReason>) -> i32 {
     let ifindex = packet.ifindex();
     match verdict {
         Ok(inbound) => {
@@ -177,7 +180,7 @@ fn from_link(ctx: &TcContext, packet: &Packet<'_>, bytes: u32, verdict: Result<I
 
 /// clsact egress of the tunnel device: packets to other nodes, without the packets of the tunnel around them.
 #[classifier]
-pub fn to_tunnel(ctx: TcContext) -> i32 {
+fn to_tunnel(ctx: TcContext) -> i32 {
     let packet = Packet::new(&ctx);
     let verdict = to_link::judge(&packet, Link::Tunnel);
     // For `to_link` at the uplink, which refuses what the tunnel has not sent.
@@ -187,7 +190,7 @@ pub fn to_tunnel(ctx: TcContext) -> i32 {
 
 /// clsact egress of uplinks: packets of this node, and those that pass through it.
 #[classifier]
-pub fn to_link(ctx: TcContext) -> i32 {
+fn to_link(ctx: TcContext) -> i32 {
     let packet = Packet::new(&ctx);
     leave(&packet, to_link::judge(&packet, Link::Uplink))
 }
@@ -195,12 +198,12 @@ pub fn to_link(ctx: TcContext) -> i32 {
 /// Run by the agent, and never attached: changes what judges a pod, by one store. The data is a
 /// [`SubjectChange`](agent_common::policy::SubjectChange). Returns 0 if the pod's interface has no entry.
 #[classifier]
-pub fn set_subject(ctx: TcContext) -> i32 {
+fn set_subject(ctx: TcContext) -> i32 {
     policy::set_subject(&ctx).into()
 }
 
 #[inline(always)]
-fn leave(packet: &Packet<'_>, verdict: Result<(), DropReason>) -> i32 {
+fn leave(packet: &Packet, verdict: Result<(), DropReason>) -> i32 {
     match verdict {
         Ok(()) => TC_ACT_UNSPEC,
         Err(reason) => {
@@ -212,7 +215,7 @@ fn leave(packet: &Packet<'_>, verdict: Result<(), DropReason>) -> i32 {
 
 /// As [`refuse`], at the tunnel device or an uplink.
 #[inline(always)]
-fn refuse_at_link(packet: &Packet<'_>, direction: u32, reason: DropReason) {
+fn refuse_at_link(packet: &Packet, direction: u32, reason: DropReason) {
     if policy::place(reason).is_some() {
         refuse(packet, Direction::Egress, reason);
     } else {
@@ -223,7 +226,7 @@ fn refuse_at_link(packet: &Packet<'_>, direction: u32, reason: DropReason) {
 
 /// Counts and records a dropped packet: at the packet's interface, or at the pod whose policies deny it.
 #[inline(always)]
-fn refuse(packet: &Packet<'_>, direction: Direction, reason: DropReason) {
+fn refuse(packet: &Packet, direction: Direction, reason: DropReason) {
     let (ifindex, direction) = policy::place(reason).unwrap_or((packet.ifindex(), direction));
     counters::drop(ifindex, direction, reason);
     events::drop(packet, ifindex, direction as u32, reason);

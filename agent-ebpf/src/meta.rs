@@ -80,7 +80,7 @@ impl Meta {
     /// `Ethertype` if the frame carries no IP; `Malformed` if the frame ends within the IP header, or if
     /// version or lengths of a packet from outside contradict each other or the frame.
     #[inline(always)]
-    pub fn parse(packet: &Packet<'_>, ethertype: u16, sender: Sender) -> Result<Self, DropReason> {
+    pub fn parse(packet: &Packet, ethertype: u16, sender: Sender) -> Result<Self, DropReason> {
         match ethertype {
             ETHERTYPE_IPV4 => {
                 let ip = packet.header::<Ipv4>(L3)?;
@@ -106,7 +106,7 @@ impl Meta {
     }
 
     #[inline(always)]
-    fn ipv4(packet: &Packet<'_>, ip: &Ipv4) -> Self {
+    fn ipv4(packet: &Packet, ip: &Ipv4) -> Self {
         let payload = L3 + ip.header_len();
         Self {
             source: Address::v4(ip.source),
@@ -123,7 +123,7 @@ impl Meta {
     }
 
     #[inline(always)]
-    fn ipv6(packet: &Packet<'_>, ip: &Ipv6) -> Self {
+    fn ipv6(packet: &Packet, ip: &Ipv6) -> Self {
         let mut meta = Self {
             source: Address::v6(ip.source),
             destination: Address::v6(ip.destination),
@@ -198,7 +198,7 @@ impl Meta {
 
     /// The flags of a TCP header that is no later fragment; none if the frame ends before.
     #[inline(always)]
-    pub fn tcp_flags(&self, packet: &Packet<'_>) -> u8 {
+    pub fn tcp_flags(&self, packet: &Packet) -> u8 {
         tcp_flags(packet, self.payload)
     }
 
@@ -207,7 +207,7 @@ impl Meta {
     /// # Errors
     /// `Malformed`, if the frame ends before the type.
     #[inline(always)]
-    pub fn icmpv6_type(&self, packet: &Packet<'_>) -> Result<Option<u8>, DropReason> {
+    pub fn icmpv6_type(&self, packet: &Packet) -> Result<Option<u8>, DropReason> {
         if self.family != Family::Ipv6 || self.protocol != ICMPV6 || self.is_fragment() || self.is_extended()
         {
             return Ok(None);
@@ -234,7 +234,7 @@ impl Meta {
 /// The identification of a fragmented packet, by the offset of its payload. Of an IPv6 packet that has more
 /// extension headers behind the fragment header, something else.
 #[inline(always)]
-pub fn fragment_id(packet: &Packet<'_>, payload: usize, is_v6: bool) -> [u8; 4] {
+pub fn fragment_id(packet: &Packet, payload: usize, is_v6: bool) -> [u8; 4] {
     if is_v6 {
         // The last field of the header.
         packet.copy(payload - size_of::<[u8; 4]>()).unwrap_or_default()
@@ -246,7 +246,7 @@ pub fn fragment_id(packet: &Packet<'_>, payload: usize, is_v6: bool) -> [u8; 4] 
 
 /// As [`Meta::tcp_flags`], by the offset of the header.
 #[inline(always)]
-pub fn tcp_flags(packet: &Packet<'_>, payload: usize) -> u8 {
+pub fn tcp_flags(packet: &Packet, payload: usize) -> u8 {
     let [flags] = packet.copy(payload + TCP_FLAGS).unwrap_or_default();
     flags
 }
@@ -269,7 +269,7 @@ fn is_extension(next_header: u8) -> bool {
 /// Finds the transport header behind extension headers: a packed [`Skipped`], because the verifier lets a
 /// function return one integer.
 #[inline(always)]
-pub fn skip_extensions(packet: &Packet<'_>, next_header: u8) -> u64 {
+pub fn skip_extensions(packet: &Packet, next_header: u8) -> u64 {
     let mut found = Skipped {
         protocol: next_header,
         extensions: NO_EXTENSIONS,
@@ -322,7 +322,7 @@ impl Skipped {
 
 impl Transport {
     #[inline(always)]
-    fn read(packet: &Packet<'_>, offset: usize) -> Self {
+    fn read(packet: &Packet, offset: usize) -> Self {
         let bytes = match packet.header::<[u8; 8]>(offset) {
             Ok(bytes) => Some(*bytes),
             Err(_) => packet.copy(offset),
@@ -335,7 +335,7 @@ impl Transport {
 
 impl Ipv4 {
     #[inline(always)]
-    fn check(&self, packet: &Packet<'_>) -> Result<(), DropReason> {
+    fn check(&self, packet: &Packet) -> Result<(), DropReason> {
         let (header_len, total_len) = (self.header_len(), usize::from(u16::from_be_bytes(self.total_len)));
         if self.version_ihl >> 4 != 4 || header_len < size_of::<Self>() {
             return Err(DropReason::Malformed);
@@ -352,7 +352,7 @@ impl Ipv4 {
 
 impl Ipv6 {
     #[inline(always)]
-    fn check(&self, packet: &Packet<'_>) -> Result<(), DropReason> {
+    fn check(&self, packet: &Packet) -> Result<(), DropReason> {
         let [version_class, ..] = self.version_class_flow;
         let end = IPV6_PAYLOAD + usize::from(u16::from_be_bytes(self.payload_len));
         if version_class >> 4 == 6 && end <= packet.len() as usize {

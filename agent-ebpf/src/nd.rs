@@ -36,7 +36,7 @@ pub fn is_nd(icmpv6_type: u8) -> bool {
 /// message is truncated.
 #[inline(always)]
 pub fn judge(
-    packet: &mut Packet<'_>,
+    packet: &mut Packet,
     meta: &Meta,
     vif: &VifEntry,
     icmpv6_type: u8,
@@ -72,7 +72,7 @@ pub fn judge(
     check_options(packet, vif)?;
     if solicits && own_source && !own(target) && target.first_of_v6() != 0xff {
         answer(packet, meta, vif, target)?;
-        return Ok(Outcome::Answered);
+        return Ok(Outcome::ANSWERED);
     }
     Ok(Outcome::stack(packet, Stamp::Checked))
 }
@@ -81,7 +81,7 @@ pub fn judge(
 /// `SpoofedNd`, if an option holds a MAC other than the pod's, or if there are too many; `Malformed`, if one
 /// is truncated.
 #[inline(always)]
-fn check_options(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> {
+fn check_options(packet: &Packet, vif: &VifEntry) -> Result<(), DropReason> {
     let end = IPV6_PAYLOAD + usize::from(u16::from_be_bytes(packet.header::<Ipv6>(L3)?.payload_len));
     let mut offset = OPTIONS;
     for _ in 0..MAX_OPTIONS {
@@ -103,7 +103,7 @@ fn check_options(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> 
 /// Rewrites a solicitation into the gateway's advertisement, in place. The gateway's MAC takes the place of
 /// the pod's; a unicast solicitation may lack that, and then the answer may, too (RFC 4861, 4.4).
 #[inline(always)]
-fn answer(packet: &mut Packet<'_>, meta: &Meta, vif: &VifEntry, target: Address) -> Result<(), DropReason> {
+fn answer(packet: &mut Packet, meta: &Meta, vif: &VifEntry, target: Address) -> Result<(), DropReason> {
     const MESSAGE: u16 = size_of::<NeighbourMessage>() as u16;
     const WITH_OPTION: u16 = MESSAGE + size_of::<MacOption>() as u16;
 

@@ -1,7 +1,7 @@
 //! `FLOW_ENDS`: the ends of the packet at hand, for the global functions that look up, record or count its
 //! flow, whose arguments are few.
 
-use aya_ebpf::{bindings::__sk_buff, btf_maps::PerCpuArray, macros::btf_map, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, btf_maps::PerCpuArray, macros::btf_map};
 
 use crate::{
     ends::Ends,
@@ -14,7 +14,7 @@ static FLOW_ENDS: PerCpuArray<Ends, 1> = PerCpuArray::new();
 
 /// Notes the ends of a packet.
 #[inline(always)]
-pub fn note(packet: &Packet<'_>, meta: &Meta) {
+pub fn note(packet: &Packet, meta: &Meta) {
     if let Some(noted) = FLOW_ENDS.get_ptr_mut(0) {
         // SAFETY: the value is this CPU's, and tc programs do not preempt each other on a CPU.
         unsafe { noted.write(Ends::of(packet, meta)) };
@@ -32,6 +32,5 @@ pub fn ends() -> Option<&'static Ends> {
 #[inline(always)]
 pub fn tcp_flags(skb: *mut __sk_buff, ends: &Ends) -> u8 {
     let Some(header) = ends.tcp_header() else { return 0 };
-    let ctx = TcContext::new(skb);
-    meta::tcp_flags(&Packet::of_caller(&ctx), header)
+    meta::tcp_flags(&Packet::of_caller(skb), header)
 }

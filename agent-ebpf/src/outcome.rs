@@ -8,17 +8,32 @@ use crate::{
 };
 
 /// Where a packet that passes goes.
-pub enum Outcome {
+///
+/// All fields have a value for every way: LLVM leaves the place of an enum's missing field undefined, and
+/// copies whatever register it likes into it, which the verifier refuses after a call.
+#[derive(Clone, Copy)]
+pub struct Outcome {
+    pub way: Way,
+    /// The interface that the packet leaves by; 0 if the way says by which.
+    pub ifindex: u32,
+    /// The next hop; unspecified on other ways than [`Way::Neighbour`].
+    pub next: Address,
+    /// Of [`Way::Packed`] only.
+    pub row: Option<&'static UnderlayEntry>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
     /// To the host's stack, with a stamp.
     Stack,
     /// To a pod of this node, by its host interface. The packet has been rewritten for it.
-    Local { ifindex: u32 },
+    Local,
     /// To a pod of another node by the tunnel device; the tunnel's other end is set.
-    Tunnel { ifindex: u32 },
+    Tunnel,
     /// To a pod of another node inside of a packet of the tunnel, which is to be put around this one.
-    Packed { way: &'static UnderlayEntry },
+    Packed,
     /// To a pod of another node by an uplink, to the next hop.
-    Neighbour { ifindex: u32, next: Address },
+    Neighbour,
     /// Back to the pod: the packet has been rewritten into the gateway's answer. No interface has the
     /// gateway's addresses, so the kernel does not answer.
     Answered,
@@ -27,19 +42,27 @@ pub enum Outcome {
 // === impl Outcome ===
 
 impl Outcome {
+    pub const STACK: Self = Self::by(Way::Stack, 0);
+    pub const ANSWERED: Self = Self::by(Way::Answered, 0);
+
+    /// By an interface, without more to say.
+    #[inline(always)]
+    pub const fn by(way: Way, ifindex: u32) -> Self {
+        Self { way, ifindex, next: Address::UNSPECIFIED, row: None }
+    }
+
     /// To the host's stack. The packet is stamped at once: the verifier would walk the rest of the program
     /// once for each stamp.
     #[inline(always)]
-    pub fn stack(packet: &Packet<'_>, stamp: Stamp) -> Self {
+    pub fn stack(packet: &Packet, stamp: Stamp) -> Self {
         packet.stamp(stamp);
-        Self::Stack
+        Self::STACK
     }
 }
 
-/// Where a packet from outside that passes goes: to a pod, as in [`Outcome::Local`], or to the host's stack.
+/// Where a packet from outside that passes goes: to a pod, as on [`Way::Local`], or to the host's stack.
 ///
-/// A number and no enum: LLVM leaves the place of an enum's missing field undefined, with a pointer in it,
-/// and computes with what is there, which the verifier refuses.
+/// A number and no enum, for the reason that [`Outcome`] is none.
 pub struct Inbound(u32);
 
 // === impl Inbound ===

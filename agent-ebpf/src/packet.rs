@@ -4,13 +4,14 @@ use core::mem::{MaybeUninit, offset_of};
 
 use agent_common::{DropReason, TUNNEL_VNI};
 use aya_ebpf::{
+    EbpfContext as _,
     bindings::{
         __sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
         bpf_fib_lookup, bpf_tunnel_key,
     },
     helpers::generated::{
         self, bpf_csum_update, bpf_get_hash_recalc, bpf_skb_adjust_room, bpf_skb_change_type,
-        bpf_skb_get_tunnel_key, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
+        bpf_skb_get_tunnel_key, bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_set_tunnel_key,
     },
     programs::TcContext,
 };
@@ -23,8 +24,8 @@ use crate::{
     },
 };
 
-pub struct Packet<'a> {
-    ctx: &'a TcContext,
+pub struct Packet {
+    skb: *mut __sk_buff,
     /// Read once: LLVM would share the field's address between reads, which the verifier refuses.
     ifindex: u32,
     /// Offset of the frame in the data.
@@ -74,7 +75,7 @@ struct AlignedTunnelKey {
 
 // === impl Packet ===
 
-impl<'a> Packet<'a> {
+impl Packet {
     /// The headers that every IP packet has, and the start of what follows. A TCP segment's headers are
     /// longer, and the kernel keeps its payload in a page of its own: one byte more would copy.
     const HEADERS: usize = IPV6_PAYLOAD + size_of::<FragmentHeader>();
@@ -82,25 +83,23 @@ impl<'a> Packet<'a> {
     const NEIGHBOUR: usize = IPV6_PAYLOAD + size_of::<NeighbourMessage>() + size_of::<MacOption>();
 
     #[inline(always)]
-    pub fn new(ctx: &'a TcContext) -> Self {
-        // SAFETY: the kernel passes a valid context.
-        let ifindex = unsafe { (*ctx.skb.skb).ifindex };
-        let mut packet = Self { ctx, ifindex, start: 0 };
+    pub fn new(ctx: &TcContext) -> Self {
+        let mut packet = Self::of_caller(ctx.as_ptr().cast());
         packet.pull(Self::HEADERS);
         packet
     }
 
     /// The packet of a program that calls a global function, in that function.
     #[inline(always)]
-    pub fn of_caller(ctx: &'a TcContext) -> Self {
+    pub fn of_caller(skb: *mut __sk_buff) -> Self {
         // SAFETY: the kernel passes a valid context.
-        Self { ctx, ifindex: unsafe { (*ctx.skb.skb).ifindex }, start: 0 }
+        Self { skb, ifindex: unsafe { (*skb).ifindex }, start: 0 }
     }
 
     /// A packet inside of this one, whose frame begins at an offset. Global functions see this one.
     #[inline(always)]
     pub fn inside(&self, offset: usize) -> Self {
-        Self { ctx: self.ctx, ifindex: self.ifindex, start: self.start + offset }
+        Self { skb: self.skb, ifindex: self.ifindex, start: self.start + offset }
     }
 
     /// Offset of the frame in the data.
@@ -113,7 +112,7 @@ impl<'a> Packet<'a> {
     /// in which a program calls it.
     #[inline(always)]
     pub fn context(&self) -> *mut __sk_buff {
-        self.ctx.skb.skb
+        self.skb
     }
 
     /// Copies the headers of neighbour discovery into the linear data.
@@ -127,10 +126,10 @@ impl<'a> Packet<'a> {
     /// could change afterwards. (The kernel copies the pages of a `PACKET_TX_RING` before.)
     #[inline(always)]
     pub fn pull(&mut self, bytes: usize) {
-        let wanted = if self.ctx.len() < bytes as u32 { self.ctx.len() } else { bytes as u32 };
-        if self.ctx.data() + wanted as usize > self.ctx.data_end() {
-            // On failure, the first read of a header fails.
-            let _ = self.ctx.skb.pull_data(wanted);
+        let wanted = if self.whole_len() < bytes as u32 { self.whole_len() } else { bytes as u32 };
+        if self.data() + wanted as usize > self.data_end() {
+            // SAFETY: the context is valid. On failure, the first read of a header fails.
+            let _ = unsafe { bpf_skb_pull_data(self.skb, wanted) };
         }
     }
 
@@ -145,20 +144,20 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     pub fn ingress_ifindex(&self) -> u32 {
         // SAFETY: the kernel passes a valid context.
-        unsafe { (*self.ctx.skb.skb).ingress_ifindex }
+        unsafe { (*self.skb).ingress_ifindex }
     }
 
     /// Stamps a packet that passes. A pod cannot forge a stamp: every packet that passes gets one.
     #[inline(always)]
     pub fn stamp(&self, stamp: Stamp) {
         // SAFETY: the kernel passes a valid context.
-        unsafe { (*self.ctx.skb.skb).tc_index = stamp as u32 }
+        unsafe { (*self.skb).tc_index = stamp as u32 }
     }
 
     #[inline(always)]
     pub fn has_stamp(&self, stamp: Stamp) -> bool {
         // SAFETY: the kernel passes a valid context.
-        unsafe { (*self.ctx.skb.skb).tc_index == stamp as u32 }
+        unsafe { (*self.skb).tc_index == stamp as u32 }
     }
 
     /// Whether the packet has a stamp: it is a pod's.
@@ -170,14 +169,14 @@ impl<'a> Packet<'a> {
     /// Bytes, from the Ethernet header on.
     #[inline(always)]
     pub fn len(&self) -> u32 {
-        self.ctx.len() - self.start as u32
+        self.whole_len() - self.start as u32
     }
 
     /// The hash of the packet's flow, which the kernel may take from the sender's socket.
     #[inline(always)]
     pub fn flow_hash(&self) -> u32 {
         // SAFETY: the context is valid.
-        unsafe { bpf_get_hash_recalc(self.ctx.skb.skb) as u32 }
+        unsafe { bpf_get_hash_recalc(self.skb) as u32 }
     }
 
     /// Adds bytes behind the Ethernet header, or removes them. Returns whether the kernel did so: otherwise
@@ -185,14 +184,14 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     pub fn resize_behind_ethernet(&mut self, bytes: i32, flags: u64) -> bool {
         // SAFETY: the context is valid. Pointers into the data end here: the packet is borrowed exclusively.
-        unsafe { bpf_skb_adjust_room(self.ctx.skb.skb, bytes, BPF_ADJ_ROOM_MAC, flags) == 0 }
+        unsafe { bpf_skb_adjust_room(self.skb, bytes, BPF_ADJ_ROOM_MAC, flags) == 0 }
     }
 
     /// Whether the frame carries a VLAN tag, which the kernel usually keeps beside the frame.
     #[inline(always)]
     pub fn has_vlan_tag(&self, ethertype: u16) -> bool {
         // SAFETY: the kernel passes a valid context.
-        let beside = unsafe { (*self.ctx.skb.skb).vlan_present } != 0;
+        let beside = unsafe { (*self.skb).vlan_present } != 0;
         beside || ethertype == ETHERTYPE_VLAN || ethertype == ETHERTYPE_QINQ
     }
 
@@ -201,7 +200,7 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     pub fn vlan_tag(&self) -> u32 {
         // SAFETY: the kernel passes a valid context.
-        let (is_present, tag) = unsafe { ((*self.ctx.skb.skb).vlan_present, (*self.ctx.skb.skb).vlan_tci) };
+        let (is_present, tag) = unsafe { ((*self.skb).vlan_present, (*self.skb).vlan_tci) };
         if is_present == 0 { 0 } else { 1 << 16 | tag & 0xffff }
     }
 
@@ -232,7 +231,7 @@ impl<'a> Packet<'a> {
         // SAFETY: the context is valid, and the key has at least the given length.
         let failed = unsafe {
             let key = &raw mut (*uninit.as_mut_ptr()).key;
-            bpf_skb_get_tunnel_key(self.ctx.skb.skb, key, LEN as u32, FLAGS)
+            bpf_skb_get_tunnel_key(self.skb, key, LEN as u32, FLAGS)
         };
         if failed != 0 {
             return None;
@@ -272,8 +271,7 @@ impl<'a> Packet<'a> {
         };
         // SAFETY: the context is valid, and the key has at least the given length.
         unsafe {
-            bpf_skb_set_tunnel_key(self.ctx.skb.skb, &raw mut aligned.key, WITHOUT_LOCAL, u64::from(flags))
-                == 0
+            bpf_skb_set_tunnel_key(self.skb, &raw mut aligned.key, WITHOUT_LOCAL, u64::from(flags)) == 0
         }
     }
 
@@ -281,14 +279,14 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     pub fn is_for_host(&self) -> bool {
         // SAFETY: the kernel passes a valid context.
-        unsafe { (*self.ctx.skb.skb).pkt_type == PACKET_HOST }
+        unsafe { (*self.skb).pkt_type == PACKET_HOST }
     }
 
     /// Lets the stack accept the packet, whatever MAC address its frame has.
     #[inline(always)]
     pub fn accept(&self) {
         // SAFETY: the context is valid. The call fails for types that a received packet never has.
-        unsafe { bpf_skb_change_type(self.ctx.skb.skb, PACKET_HOST) };
+        unsafe { bpf_skb_change_type(self.skb, PACKET_HOST) };
     }
 
     /// Tells the kernel what a change of the headers has added to the packet's sum. Without the sum of a NIC
@@ -296,7 +294,7 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     pub fn add_to_sum(&self, added: u32) {
         // SAFETY: the context is valid.
-        unsafe { bpf_csum_update(self.ctx.skb.skb, added) };
+        unsafe { bpf_csum_update(self.skb, added) };
     }
 
     /// Whether the packet is segmented later (GSO). Then a length of zero in its IP header means "over 64
@@ -310,7 +308,7 @@ impl<'a> Packet<'a> {
     #[inline(always)]
     pub fn gso_size(&self) -> u32 {
         // SAFETY: the kernel passes a valid context.
-        unsafe { (*self.ctx.skb.skb).gso_size }
+        unsafe { (*self.skb).gso_size }
     }
 
     /// `bpf_fib_lookup`: 0 or one of `BPF_FIB_LKUP_RET_`; negative if the parameters are invalid.
@@ -318,7 +316,7 @@ impl<'a> Packet<'a> {
     pub fn look_up_route(&self, parameters: &mut bpf_fib_lookup) -> i64 {
         let len = size_of::<bpf_fib_lookup>() as i32;
         // SAFETY: the context is valid, and the parameters are of the given length.
-        unsafe { generated::bpf_fib_lookup(self.ctx.skb.skb.cast(), &raw mut *parameters, len, 0) }
+        unsafe { generated::bpf_fib_lookup(self.skb.cast(), &raw mut *parameters, len, 0) }
     }
 
     /// The header at an offset.
@@ -351,7 +349,7 @@ impl<'a> Packet<'a> {
         // SAFETY: the helper writes at most the size of `T`, to memory of at least that size.
         let failed = unsafe {
             bpf_skb_load_bytes(
-                self.ctx.skb.skb.cast(),
+                self.skb.cast(),
                 (self.start + offset) as u32,
                 copy.as_mut_ptr().cast(),
                 size_of::<T>() as u32,
@@ -373,14 +371,35 @@ impl<'a> Packet<'a> {
         }
         let len = last + 1;
         // SAFETY: the helper writes `len` bytes, of which `to` has as many.
-        let failed = unsafe { bpf_skb_load_bytes(self.ctx.skb.skb.cast(), 0, to.as_mut_ptr().cast(), len) };
+        let failed = unsafe { bpf_skb_load_bytes(self.skb.cast(), 0, to.as_mut_ptr().cast(), len) };
         if failed == 0 { len } else { 0 }
+    }
+
+    /// Address of the linear data.
+    #[inline(always)]
+    fn data(&self) -> usize {
+        // SAFETY: the kernel passes a valid context.
+        unsafe { (*self.skb).data as usize }
+    }
+
+    /// Address behind the linear data.
+    #[inline(always)]
+    fn data_end(&self) -> usize {
+        // SAFETY: the kernel passes a valid context.
+        unsafe { (*self.skb).data_end as usize }
+    }
+
+    /// Bytes of the data, also outside the linear data.
+    #[inline(always)]
+    fn whole_len(&self) -> u32 {
+        // SAFETY: the kernel passes a valid context.
+        unsafe { (*self.skb).len }
     }
 
     #[inline(always)]
     fn pointer<T>(&self, offset: usize) -> Result<*mut T, DropReason> {
-        let start = self.ctx.data() + self.start + offset;
-        if start + size_of::<T>() > self.ctx.data_end() {
+        let start = self.data() + self.start + offset;
+        if start + size_of::<T>() > self.data_end() {
             return Err(DropReason::Malformed);
         }
         Ok(start as *mut T)

@@ -13,7 +13,7 @@ use crate::{
     counters::{self, Direction},
     delivery, flow_stats, flows,
     meta::Meta,
-    outcome::{Inbound, Outcome},
+    outcome::{Inbound, Outcome, Way},
     packet::{Packet, Stamp},
     policy::{self, Judge},
     size,
@@ -33,16 +33,19 @@ pub enum Arrival {
 
 /// How a pod's packet leaves this node for a remote pod; `None` by the stack.
 #[inline(always)]
-pub fn way(packet: &Packet<'_>, target: &Target) -> Option<Outcome> {
+pub fn way(packet: &Packet, target: &Target) -> Option<Outcome> {
     let Target { place: ifindex, address: next, .. } = *target;
     if target.tunnel_to == 0 {
         // An earlier agent wrote no next hop.
-        return (next != Address::UNSPECIFIED).then_some(Outcome::Neighbour { ifindex, next });
+        return (next != Address::UNSPECIFIED)
+            .then_some(Outcome { next, ..Outcome::by(Way::Neighbour, ifindex) });
     }
     match underlay::to(target.tunnel_to) {
         // The row may be older than that of `NODES`, from before the node got another address.
-        Some(way) if !packet.is_gso() && Address::v4(way.remote) == next => Some(Outcome::Packed { way }),
-        _ => packet.set_tunnel(next).then_some(Outcome::Tunnel { ifindex }),
+        row @ Some(to) if !packet.is_gso() && Address::v4(to.remote) == next => {
+            Some(Outcome { row, ..Outcome::by(Way::Packed, to.ifindex) })
+        }
+        _ => packet.set_tunnel(next).then_some(Outcome::by(Way::Tunnel, ifindex)),
     }
 }
 
@@ -52,7 +55,7 @@ pub fn way(packet: &Packet<'_>, target: &Target) -> Option<Outcome> {
 /// Why to drop the packet.
 #[inline(always)]
 pub fn receive(
-    packet: &mut Packet<'_>,
+    packet: &mut Packet,
     meta: &Meta,
     node: &NodeEntry,
     (endpoint, receiver): (&Endpoint, &VifEntry),
@@ -71,7 +74,7 @@ pub fn receive(
 /// As for [`receive`].
 #[inline(always)]
 pub fn judge(
-    packet: &Packet<'_>,
+    packet: &Packet,
     meta: &Meta,
     node: &NodeEntry,
     receiver: &VifEntry,
@@ -99,7 +102,7 @@ pub fn judge(
 /// Why to drop the packet.
 #[inline(always)]
 pub fn deliver(
-    packet: &mut Packet<'_>,
+    packet: &mut Packet,
     meta: &Meta,
     endpoint: &Endpoint,
     receiver: &VifEntry,

@@ -47,7 +47,7 @@ pub fn send(ifindex: u32, to: Address) -> i64 {
 
 /// The kernel's answer for a forwarded packet: one of `BPF_FIB_LKUP_RET_`, or a negative error.
 #[inline(always)]
-pub fn look_up(packet: &Packet<'_>, meta: &Meta) -> i64 {
+pub fn look_up(packet: &Packet, meta: &Meta) -> i64 {
     // SAFETY: integers and arrays of integers, for which zero is valid.
     let mut lookup: Lookup = unsafe { clear::zeroed() };
     lookup.ifindex = packet.ifindex();

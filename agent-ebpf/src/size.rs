@@ -16,7 +16,7 @@ const JUMBO_HEADER: usize = 8;
 
 /// Whether a packet, or each segment that it is later cut into, fits the MTU. Nothing fits an MTU of 0.
 #[inline(always)]
-pub fn fits(packet: &Packet<'_>, meta: &Meta, mtu: u32) -> bool {
+pub fn fits(packet: &Packet, meta: &Meta, mtu: u32) -> bool {
     let mtu = mtu as usize;
     match packet.gso_size() {
         0 => packet.len() as usize <= L3 + mtu,
@@ -27,7 +27,7 @@ pub fn fits(packet: &Packet<'_>, meta: &Meta, mtu: u32) -> bool {
 
 /// The length of a segment, with all headers.
 #[inline(always)]
-fn segment(packet: &Packet<'_>, meta: &Meta, size: usize) -> usize {
+fn segment(packet: &Packet, meta: &Meta, size: usize) -> usize {
     let header = if meta.protocol == TCP {
         let offset = packet.copy::<[u8; 1]>(meta.payload + TCP_DATA_OFFSET).map_or(0, |[byte]| byte >> 4);
         usize::from(offset) * 4

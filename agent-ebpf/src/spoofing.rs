@@ -32,7 +32,7 @@ pub fn check(meta: &Meta, vif: &VifEntry) -> Result<(), DropReason> {
 /// # Errors
 /// If the packet comes from another interface.
 #[inline(always)]
-pub fn check_sibling(packet: &Packet<'_>, meta: &Meta, interface: u32) -> Result<(), DropReason> {
+pub fn check_sibling(packet: &Packet, meta: &Meta, interface: u32) -> Result<(), DropReason> {
     let from = packet.ingress_ifindex();
     let genuine = if from != 0 {
         from == interface

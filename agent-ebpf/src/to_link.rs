@@ -27,7 +27,7 @@ pub enum Link {
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
-pub fn judge(packet: &Packet<'_>, link: Link) -> Result<(), DropReason> {
+pub fn judge(packet: &Packet, link: Link) -> Result<(), DropReason> {
     let is_unjudged = packet.has_stamp(Stamp::Service);
     let is_pods = is_unjudged || packet.has_stamp(Stamp::Checked);
     let may_forge = link == Link::Uplink && tunnels::may_forge(packet);
@@ -67,7 +67,7 @@ pub fn judge(packet: &Packet<'_>, link: Link) -> Result<(), DropReason> {
 }
 
 #[inline(always)]
-fn parse(packet: &Packet<'_>) -> Result<Meta, DropReason> {
+fn parse(packet: &Packet) -> Result<Meta, DropReason> {
     let ethertype = u16::from_be_bytes(packet.header::<Ethernet>(0)?.ethertype);
     Meta::parse(packet, ethertype, Sender::Stack)
 }

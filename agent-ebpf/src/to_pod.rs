@@ -18,7 +18,7 @@ use crate::{
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
-pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
+pub fn judge(packet: &Packet) -> Result<(), DropReason> {
     let vif = vifs::find(packet.ifindex())?;
     judge_of(packet, vif)?;
     counters::ingress(vif.slot, packet.len());
@@ -26,7 +26,7 @@ pub fn judge(packet: &Packet<'_>) -> Result<(), DropReason> {
 }
 
 #[inline(always)]
-fn judge_of(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> {
+fn judge_of(packet: &Packet, vif: &VifEntry) -> Result<(), DropReason> {
     let subject = policy::judge(vif, packet.ifindex(), Direction::Ingress)?;
     let ethertype = u16::from_be_bytes(packet.header::<Ethernet>(0)?.ethertype);
     if packet.has_vlan_tag(ethertype) {
@@ -78,7 +78,7 @@ fn is_remote_pod(address: Address) -> bool {
 }
 
 #[inline(always)]
-fn arp(packet: &Packet<'_>, vif: &VifEntry) -> Result<(), DropReason> {
+fn arp(packet: &Packet, vif: &VifEntry) -> Result<(), DropReason> {
     let arp = packet.header::<Arp>(L3)?;
     if vif.owns_ipv4(arp.target_ip) { Ok(()) } else { Err(DropReason::NotForPod) }
 }

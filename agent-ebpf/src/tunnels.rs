@@ -46,7 +46,7 @@ pub fn is_port(port: u16) -> bool {
 /// # Errors
 /// `Tunnel`, if the packet carries a packet to the node itself, or to the tunnel's port of any node.
 #[inline(always)]
-pub fn check(packet: &Packet<'_>, meta: &Meta, node: Option<&NodeEntry>) -> Result<(), DropReason> {
+pub fn check(packet: &Packet, meta: &Meta, node: Option<&NodeEntry>) -> Result<(), DropReason> {
     let ends_at_node = if is_to_tunnel_port(meta) {
         node.is_some_and(NodeEntry::is_address)
     } else {
@@ -58,7 +58,7 @@ pub fn check(packet: &Packet<'_>, meta: &Meta, node: Option<&NodeEntry>) -> Resu
 /// Whether [`check_uplink`] wants to see a packet that leaves by an uplink: datagrams, but not the tunnel's,
 /// and what may hide one behind IPv6 extension headers.
 #[inline(always)]
-pub fn may_forge(packet: &Packet<'_>) -> bool {
+pub fn may_forge(packet: &Packet) -> bool {
     if HAS_TUNNEL.load() == 0 || packet.has_stamp(Stamp::Tunnelled) {
         return false;
     }
@@ -105,7 +105,7 @@ fn is_to_tunnel_port(meta: &Meta) -> bool {
 
 /// Whether the kernel would not forward a packet: its destination is an address of the node, or has no route.
 #[inline(never)]
-fn ends_here(packet: &Packet<'_>, meta: &Meta) -> bool {
+fn ends_here(packet: &Packet, meta: &Meta) -> bool {
     let result = route::look_up(packet, meta);
     result == i64::from(BPF_FIB_LKUP_RET_NOT_FWDED) || result == i64::from(BPF_FIB_LKUP_RET_FWD_DISABLED)
 }

@@ -12,5 +12,5 @@ static UNDERLAY: HashMap<UnderlayKey, UnderlayEntry, MAX_NODE_ENTRIES, { BPF_F_N
 pub fn to(node: u32) -> Option<&'static UnderlayEntry> {
     // SAFETY: the entry stays readable until the program returns. If the agent replaces the entry meanwhile,
     // this packet takes the old or the new way, or that to another node, which drops it.
-    unsafe { UNDERLAY.get(UnderlayKey { node }) }
+    unsafe { UNDERLAY.get(&UnderlayKey { node }) }
 }

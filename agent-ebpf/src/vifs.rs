@@ -17,14 +17,14 @@ pub fn find(ifindex: u32) -> Result<&'static VifEntry, DropReason> {
     // SAFETY: the entry stays readable until the program returns, which is within an RCU read-side section.
     // The agent inserts an entry before the interface is up, and deletes it only when the interface is being
     // removed.
-    unsafe { VIFS.get(VifKey { ifindex }) }.ok_or(DropReason::NoVif)
+    unsafe { VIFS.get(&VifKey { ifindex }) }.ok_or(DropReason::NoVif)
 }
 
 /// Notes at both pods that the stack translates a flow between them.
 #[inline(always)]
 pub fn mark_peers(one: u32, other: u32) {
     for (of, peer) in [(one, other), (other, one)] {
-        if let Some(vif) = VIFS.get_ptr_mut(VifKey { ifindex: of }) {
+        if let Some(vif) = VIFS.get_ptr_mut(&VifKey { ifindex: of }) {
             // SAFETY: in bounds, see `VifEntry::peer`. A byte of its own: no other write is lost.
             unsafe {
                 let mark = (&raw mut (*vif).stack_peers).cast::<u8>().add(VifEntry::peer(peer));
@@ -40,7 +40,7 @@ pub fn mark_peers(one: u32, other: u32) {
 #[inline(always)]
 pub fn subject(ifindex: u32) -> Option<*mut PackedSubject> {
     // SAFETY: a field of an entry, which stays readable and writable until the program returns.
-    VIFS.get_ptr_mut(VifKey { ifindex }).map(|vif| unsafe { &raw mut (*vif).subject })
+    VIFS.get_ptr_mut(&VifKey { ifindex }).map(|vif| unsafe { &raw mut (*vif).subject })
 }
 
 /// Whether a pod is noted to have flows with another one that the stack translates.
@@ -55,7 +55,7 @@ pub fn has_peer(vif: &VifEntry, peer: u32) -> bool {
 #[inline(always)]
 pub fn begun_flows(ifindex: u32) -> Option<*mut u32> {
     // SAFETY: a field of an entry, which stays readable and writable until the program returns.
-    VIFS.get_ptr_mut(VifKey { ifindex }).map(|vif| unsafe { &raw mut (*vif).stack_flows })
+    VIFS.get_ptr_mut(&VifKey { ifindex }).map(|vif| unsafe { &raw mut (*vif).stack_flows })
 }
 
 /// Whether an address is the pod's, other than link-local.

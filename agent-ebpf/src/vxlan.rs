@@ -75,7 +75,7 @@ const ECT_1: u8 = 1;
 
 /// Sends a packet to another node inside of a packet of the tunnel. Returns the verdict.
 #[inline(always)]
-pub fn send(packet: &mut Packet<'_>, way: &UnderlayEntry) -> i64 {
+pub fn send(packet: &mut Packet, way: &UnderlayEntry) -> i64 {
     match pack(packet, way) {
         Ok(true) => {
             packet.stamp(Stamp::Tunnelled);
@@ -100,7 +100,7 @@ pub fn send(packet: &mut Packet<'_>, way: &UnderlayEntry) -> i64 {
 /// # Errors
 /// Never for a parsed packet; the verifier requires the bounds check.
 #[inline(always)]
-fn pack(packet: &mut Packet<'_>, way: &UnderlayEntry) -> Result<bool, DropReason> {
+fn pack(packet: &mut Packet, way: &UnderlayEntry) -> Result<bool, DropReason> {
     const FLAGS: u32 =
         BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | BPF_F_ADJ_ROOM_ENCAP_L2_ETH;
     // The length of the inner Ethernet header (`BPF_F_ADJ_ROOM_ENCAP_L2` in `linux/bpf.h`).
@@ -156,7 +156,7 @@ fn pack(packet: &mut Packet<'_>, way: &UnderlayEntry) -> Result<bool, DropReason
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
-pub fn unpack(packet: &mut Packet<'_>, ip: Ipv4) -> Result<Option<Inbound>, DropReason> {
+pub fn unpack(packet: &mut Packet, ip: Ipv4) -> Result<Option<Inbound>, DropReason> {
     if !is_tunnels(packet, &ip) {
         return Ok(None);
     }
@@ -204,7 +204,7 @@ pub fn unpack(packet: &mut Packet<'_>, ip: Ipv4) -> Result<Option<Inbound>, Drop
 
 /// Whether a packet from the wire is one of the tunnel, to this host, in one piece.
 #[inline(always)]
-fn is_tunnels(packet: &Packet<'_>, ip: &Ipv4) -> bool {
+fn is_tunnels(packet: &Packet, ip: &Ipv4) -> bool {
     const FRAGMENT: u16 = Ipv4::MORE_FRAGMENTS | Ipv4::OFFSET;
     const PORT: usize = L3 + size_of::<Ipv4>() + size_of::<[u8; 2]>();
     ip.protocol == UDP
@@ -216,7 +216,7 @@ fn is_tunnels(packet: &Packet<'_>, ip: &Ipv4) -> bool {
 
 /// An inner packet of TCP or UDP. Errors of ICMP can concern a translated flow.
 #[inline(always)]
-fn parse(inner: &Packet<'_>, ethertype: u16) -> Option<Meta> {
+fn parse(inner: &Packet, ethertype: u16) -> Option<Meta> {
     let protocol = match ethertype {
         ETHERTYPE_IPV4 => inner.header::<Ipv4>(L3).ok()?.protocol,
         ETHERTYPE_IPV6 => inner.header::<Ipv6>(L3).ok()?.next_header,
@@ -241,7 +241,7 @@ fn source_port(hash: u32) -> u16 {
 impl Outer {
     /// Whether the packet is as nodes make them, and nothing is left to do for the kernel but to unpack it.
     #[inline(always)]
-    fn is_plain(&self, packet: &Packet<'_>) -> bool {
+    fn is_plain(&self, packet: &Packet) -> bool {
         let len = packet.len() as usize - L3;
         self.flags == VNI_IS_VALID
             && self.vni == VNI

@@ -549,7 +549,7 @@ pub fn subject(ifindex: u32) -> anyhow::Result<PackedSubject> {
 pub fn set_subject(ifindex: u32, subject: PackedSubject) -> anyhow::Result<()> {
     let (key, mut vifs) = (VifKey { ifindex }, vifs()?);
     let vif: VifEntry = vifs.get(&key, 0)?;
-    Ok(vifs.insert(key, VifEntry { subject, ..vif }, 0)?)
+    Ok(vifs.insert(&key, &VifEntry { subject, ..vif }, 0)?)
 }
 
 fn vifs() -> anyhow::Result<HashMap<MapData, VifKey, VifEntry>> {

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::CString,
     fmt,
     path::Path,
     thread,
@@ -306,14 +307,15 @@ impl Programs {
     /// # Errors
     /// If the kernel refuses the qdisc or the filter.
     pub fn attach(&mut self, program: Program, interface: &str) -> anyhow::Result<()> {
+        let name = CString::new(interface).context("a name of an interface")?;
         if self.qdiscs.insert(interface.to_owned()) {
-            tc::qdisc_add_clsact(interface)?;
+            tc::qdisc_add_clsact(&*name)?;
         }
         let direction = match program {
             Program::FromPod | Program::FromTunnel | Program::FromUplink => TcAttachType::Ingress,
             Program::ToPod | Program::ToTunnel | Program::ToLink => TcAttachType::Egress,
         };
-        loaded(&mut self.ebpf, program.name())?.attach(interface, direction)?;
+        loaded(&mut self.ebpf, program.name())?.attach(&*name, direction)?;
         Ok(())
     }
 
@@ -322,7 +324,7 @@ impl Programs {
     /// # Errors
     /// If the map cannot be written.
     pub fn start_counting(&mut self, ifindex: u32) -> anyhow::Result<()> {
-        Ok(self.drops.insert(VifKey { ifindex }, zero()?, 0)?)
+        Ok(self.drops.insert(&VifKey { ifindex }, zero()?, 0)?)
     }
 
     /// What judges a pod; `None` if that is not known.
@@ -352,7 +354,7 @@ impl Programs {
     /// # Errors
     /// If the map cannot be written.
     pub fn add_node(&mut self, key: NodeKey, node: NodeEntry) -> anyhow::Result<()> {
-        Ok(self.nodes.insert(&Key::new(key.prefix_len, key.address), node, 0)?)
+        Ok(self.nodes.insert(&Key::new(key.prefix_len, key.address), &node, 0)?)
     }
 
     /// Adds an entry to `UNDERLAY`.
@@ -360,7 +362,7 @@ impl Programs {
     /// # Errors
     /// If the map cannot be written.
     pub fn add_underlay(&mut self, node: u32, way: UnderlayEntry) -> anyhow::Result<()> {
-        Ok(self.underlay.insert(UnderlayKey { node }, way, 0)?)
+        Ok(self.underlay.insert(&UnderlayKey { node }, &way, 0)?)
     }
 
     /// Inserts zero counters for the tunnel device or an uplink.
@@ -368,7 +370,7 @@ impl Programs {
     /// # Errors
     /// If the map cannot be written.
     pub fn start_counting_link(&mut self, ifindex: u32) -> anyhow::Result<()> {
-        Ok(self.links.insert(VifKey { ifindex }, zero()?, 0)?)
+        Ok(self.links.insert(&VifKey { ifindex }, zero()?, 0)?)
     }
 
     /// Counters of links by ifindex, summed over all CPUs.
@@ -390,7 +392,7 @@ impl Programs {
     /// # Errors
     /// If the map cannot be written.
     pub fn sample_flows(&mut self, one_in: u32) -> anyhow::Result<()> {
-        Ok(self.sampling.set(0, one_in, 0)?)
+        Ok(self.sampling.set(0, &one_in, 0)?)
     }
 
     /// The records since the last call.
@@ -431,7 +433,7 @@ fn stay_on_one_cpu() -> anyhow::Result<()> {
 /// A zero for each CPU.
 fn zero<T: Pod + Default>() -> anyhow::Result<PerCpuValues<T>> {
     let cpus = aya::util::nr_cpus().map_err(|(what, error)| anyhow::anyhow!("{what}: {error}"))?;
-    Ok(PerCpuValues::try_from(vec![T::default(); cpus])?)
+    Ok(PerCpuValues::try_from(vec![T::default(); cpus.get() as usize])?)
 }
 
 /// A program, loaded at its first use: the kernel verifies each for a tenth of a second, and most tests use

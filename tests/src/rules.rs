@@ -41,15 +41,15 @@ impl Rules {
         match op {
             Op::Peer(addr, Some(row)) => self.add_peer(table, *addr, (*row).into())?,
             Op::Peer(addr, None) => self.peers.remove(&addr.key(table))?,
-            Op::Block(prefix, Some(class)) => self.blocks.insert(&block(table, *prefix), class.0, 0)?,
+            Op::Block(prefix, Some(class)) => self.blocks.insert(&block(table, *prefix), &class.0, 0)?,
             Op::Block(prefix, None) => self.blocks.remove(&block(table, *prefix))?,
-            Op::Ruleset(id, Some(header)) => self.rulesets.insert(id.0, Ruleset::from(&**header), 0)?,
+            Op::Ruleset(id, Some(header)) => self.rulesets.insert(&id.0, &Ruleset::from(&**header), 0)?,
             Op::Ruleset(id, None) => self.rulesets.remove(&id.0)?,
-            Op::Rule(key, Some(bits)) => self.rules.insert(RuleKey::from(*key), bits.0, 0)?,
+            Op::Rule(key, Some(bits)) => self.rules.insert(&RuleKey::from(*key), &bits.0, 0)?,
             Op::Rule(key, None) => self.rules.remove(&RuleKey::from(*key))?,
-            Op::Named(key, Some(bits)) => self.named.insert(NamedKey::from(*key), bits.0, 0)?,
+            Op::Named(key, Some(bits)) => self.named.insert(&NamedKey::from(*key), &bits.0, 0)?,
             Op::Named(key, None) => self.named.remove(&NamedKey::from(*key))?,
-            Op::Port(key, Some(bits)) => self.ports.insert(&port(*key), bits.0, 0)?,
+            Op::Port(key, Some(bits)) => self.ports.insert(&port(*key), &bits.0, 0)?,
             Op::Port(key, None) => self.ports.remove(&port(*key))?,
             Op::Endpoint(..) => anyhow::bail!("not a row of a rule: {op:?}"),
         }
@@ -61,7 +61,7 @@ impl Rules {
     /// # Errors
     /// If the kernel refuses the row.
     pub fn add_peer(&mut self, table: Table, addr: Addr, row: Peer) -> anyhow::Result<()> {
-        Ok(self.peers.insert(addr.key(table), row, 0)?)
+        Ok(self.peers.insert(&addr.key(table), &row, 0)?)
     }
 }
 

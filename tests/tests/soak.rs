@@ -239,7 +239,7 @@ fn policy_churn_leaks_nothing() {
 
 fn come_and_go(node: &Node, cycles: u32) -> anyhow::Result<()> {
     let (left, progress) = (AtomicU32::new(cycles), Progress::of(cycles, "pods"));
-    let next = || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+    let next = || left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
     thread::scope(|scope| {
         let workers: Vec<_> = (0..WORKERS)
             .map(|worker| {

@@ -28,18 +28,27 @@ impl CargoTool {
     /// # Errors
     /// If `cargo install` fails.
     pub(crate) fn need(&self, ws: &Workspace) -> Result<PathBuf> {
+        self.need_with(ws, &[])
+    }
+
+    /// As [`need`](Self::need), for a tool whose build reads variables of the environment.
+    ///
+    /// # Errors
+    /// As those of `need`.
+    pub(crate) fn need_with(&self, ws: &Workspace, variables: &[(&str, &Path)]) -> Result<PathBuf> {
         let Self { name, version, options, .. } = *self;
         let path = ws.tools().join("bin").join(name);
         if !self.is_installed(&path) {
-            ws.cargo(
+            let step = ws.cargo(
                 "install",
                 format!("installing {name} {version} into {} (minutes, once)", ws.show(&ws.tools())),
                 "check the network and free disk space",
-            )
-            .args([name, "--version", version, "--locked", "--force", "--root"])
-            .arg(ws.tools())
-            .args(options)
-            .run()?;
+            );
+            let step = variables.iter().fold(step, |step, (name, value)| step.env(name, value));
+            step.args([name, "--version", version, "--locked", "--force", "--root"])
+                .arg(ws.tools())
+                .args(options)
+                .run()?;
         }
         Ok(path)
     }

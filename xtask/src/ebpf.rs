@@ -2,34 +2,23 @@
 //!
 //! Both sides of the kernel boundary are compiled by the one pinned toolchain. For the BPF side that takes
 //! three things which stable Rust does not do by itself: `core` is built from source (`-Z build-std`),
-//! unstable features are let in (`RUSTC_BOOTSTRAP`, for these calls only), and the linker is bpf-linker,
-//! which reads LLVM bitcode and so has to fit the compiler's LLVM.
+//! unstable features are let in (`RUSTC_BOOTSTRAP`, for these calls only), and the linker is bpf-linker.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 use anyhow::Result;
 
 use crate::{
     btf,
-    cargo_tool::{CargoTool, UNOPTIMISED},
-    failure::{Failure, OrFail as _},
+    failure::OrFail as _,
     files::{self, Written},
+    linker::{self, LINKER_VARIABLE},
     remap, report,
     run::{Step, say},
     strip,
     toolchain::{self, Part},
     workspace::Workspace,
 };
-
-/// 0.10 loads the toolchain's own LLVM, so that compiler and linker agree; newer versions ship another LLVM.
-/// Unoptimised, which halves the time of the build: nearly all the work is LLVM's.
-const LINKER: CargoTool =
-    CargoTool { name: "bpf-linker", version: "0.10.4", options: UNOPTIMISED, ask_version: &["--version"] };
-/// The environment variable that overrides the path of bpf-linker.
-const LINKER_VARIABLE: &str = "FERRULE_BPF_LINKER";
 
 const TARGET: &str = if cfg!(target_endian = "big") { "bpfeb-unknown-none" } else { "bpfel-unknown-none" };
 /// The package of the programs.
@@ -90,7 +79,7 @@ pub(crate) fn clippy(ws: &Workspace) -> Result<()> {
 /// `cargo <verb>` for the programs, with everything that the BPF target takes.
 fn cargo(ws: &Workspace, verb: &str, doing: &str, remedy: &str) -> Result<Step> {
     toolchain::need(ws, &[Part::RustSrc])?;
-    let linker = linker(ws)?;
+    let linker = linker::need(ws)?;
     let mut flags = vec![
         "-C".to_owned(),
         format!("linker={}", linker.display()),
@@ -138,19 +127,4 @@ fn name_text(ws: &Workspace, built: &Path, linked: Vec<u8>) -> Result<Vec<u8>> {
             Ok(linked)
         }
     }
-}
-
-/// Returns the path of bpf-linker; installs it if it is missing.
-fn linker(ws: &Workspace) -> Result<PathBuf> {
-    let Some(given) = env::var_os(LINKER_VARIABLE) else { return LINKER.need(ws) };
-    let given = ws.root.join(given);
-    if given.is_file() {
-        return Ok(given);
-    }
-    Err(Failure {
-        attempted: format!("using the linker that {LINKER_VARIABLE} names"),
-        why: format!("there is no file {}", given.display()),
-        remedy: format!("correct the path, or unset {LINKER_VARIABLE} to install {}", LINKER.name),
-    }
-    .into())
 }

@@ -24,6 +24,7 @@ mod image;
 mod kernels;
 mod kustomize;
 mod leftovers;
+mod linker;
 mod lint;
 mod mutants;
 mod oci;

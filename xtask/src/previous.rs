@@ -8,7 +8,9 @@ use crate::{
     debug, dist,
     failure::OrFail as _,
     files,
+    linker::{self, LINKER_VARIABLE},
     run::{Step, say},
+    toolchain,
     workspace::Workspace,
 };
 
@@ -63,21 +65,24 @@ fn check_out(ws: &Workspace, commit: &str, to: &Path) -> Result<()> {
     fs::remove_file(&archive).or_fail(format!("removing {from}"), "remove the file by hand")
 }
 
-/// Builds as that commit does it, with this checkout's directory for crates that both use.
+/// Builds as that commit does it, but with this checkout's toolchain, linker, and directory for crates that
+/// both use: a second compiler would compile each of them once more.
 fn compile(ws: &Workspace, sources: &Path, name: &str) -> Result<()> {
     let remedy = "build that commit in a checkout of its own, and see what it needs";
     let previous = ws.elsewhere(sources);
-    let mut programs =
-        previous.cargo("xtask", format!("building the eBPF programs of {name}"), remedy).arg("build-ebpf");
-    // Another toolchain needs another linker.
-    let (toolchain, linker) = ("rust-toolchain.toml", ws.tools().join("bin/bpf-linker"));
-    if linker.is_file() && fs::read(sources.join(toolchain)).ok() == fs::read(ws.root.join(toolchain)).ok() {
-        programs = programs.env("FERRULE_BPF_LINKER", linker);
-    }
+    let toolchain = toolchain::sysroot(ws)?;
+    let programs = previous
+        .cargo("xtask", format!("building the eBPF programs of {name}"), remedy)
+        .arg("build-ebpf")
+        .env(LINKER_VARIABLE, linker::need(ws)?)
+        .env("RUSTUP_TOOLCHAIN", &toolchain);
     // The verifier refuses programs of incremental builds.
     programs.env("CARGO_TARGET_DIR", ws.target()).env("CARGO_INCREMENTAL", "0").run()?;
     let binaries: Vec<&str> = dist::names().collect();
-    debug::build(&previous, &format!("building the binaries of {name}"), &binaries).arg("--locked").run()
+    debug::build(&previous, &format!("building the binaries of {name}"), &binaries)
+        .arg("--locked")
+        .env("RUSTUP_TOOLCHAIN", &toolchain)
+        .run()
 }
 
 fn remove(folder: &Path) -> Result<()> {

@@ -52,7 +52,7 @@ fn the_sum_of_a_packet_stays_correct_when_the_hop_limit_is_decremented() {
         bytes[7] = rng.u8(1..);
         let before = Sum16BitWords::new().add_slice(&bytes).ones_complement();
         let mut ip: Ipv6 =
-            Packet { frame: &bytes, linear: bytes.len(), gso_size: 0, start: 0 }.copy(0).unwrap();
+            Packet { frame: bytes.to_vec(), linear: bytes.len(), gso_size: 0, start: 0 }.copy(0).unwrap();
         let added = ip.decrement_hop_limit();
         assert_eq!(ip.hop_limit, bytes[7] - 1);
         bytes[7] -= 1;
@@ -66,7 +66,7 @@ fn the_sum_of_a_packet_stays_correct_when_the_hop_limit_is_decremented() {
 }
 
 fn header(bytes: &[u8; 20]) -> Ipv4 {
-    Packet { frame: bytes, linear: bytes.len(), gso_size: 0, start: 0 }.copy(0).unwrap()
+    Packet { frame: bytes.to_vec(), linear: bytes.len(), gso_size: 0, start: 0 }.copy(0).unwrap()
 }
 
 /// Random bytes, many of them 0 and 255: sums with and without carries.

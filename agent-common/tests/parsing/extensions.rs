@@ -2,6 +2,6 @@
 
 use crate::{meta, packet::Packet};
 
-pub fn skip(packet: &Packet<'_>, next_header: u8) -> u64 {
+pub fn skip(packet: &Packet, next_header: u8) -> u64 {
     meta::skip_extensions(packet, next_header)
 }

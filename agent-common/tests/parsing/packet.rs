@@ -5,9 +5,9 @@ use agent_common::DropReason;
 use crate::headers::Header;
 
 /// Offers what the parsers use of the programs' `Packet`.
-pub struct Packet<'a> {
+pub struct Packet {
     /// From the Ethernet header on.
-    pub frame: &'a [u8],
+    pub frame: Vec<u8>,
     /// How many of the frame's bytes are read in place.
     pub linear: usize,
     /// 0 without GSO.
@@ -18,7 +18,7 @@ pub struct Packet<'a> {
 
 // === impl Packet ===
 
-impl Packet<'_> {
+impl Packet {
     pub fn start(&self) -> usize {
         self.start
     }

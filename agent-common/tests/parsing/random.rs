@@ -49,7 +49,7 @@ fn the_parsers_agree_with_the_decoder() {
             linear: rng.usize(frame.len().min(PULLED)..=frame.len()),
             gso_size: if rng.u8(..10) == 0 { *rng.choice(&[1, 40, 1400, 0xffff]).unwrap() } else { 0 },
             start: *rng.choice(&[0, 50]).unwrap(),
-            frame: &frame,
+            frame: frame.clone(),
         };
         let ethernet = packet.header::<Ethernet>(0).unwrap();
         let is_v4 = ethernet.ethertype == [8, 0];
@@ -89,7 +89,7 @@ fn class(packet: &Decoded) -> &'static str {
 }
 
 /// What the parser says, in the decoder's words.
-fn decoded(packet: &Packet<'_>, meta: &Meta, expected: &Decoded) -> Decoded {
+fn decoded(packet: &Packet, meta: &Meta, expected: &Decoded) -> Decoded {
     let is_v6 = meta.family == Family::Ipv6;
     Decoded {
         ends: [meta.source, meta.destination].map(|it| ip(it, meta.family)),
@@ -105,7 +105,7 @@ fn decoded(packet: &Packet<'_>, meta: &Meta, expected: &Decoded) -> Decoded {
     }
 }
 
-fn check_transport(packet: &Packet<'_>, meta: &Meta, expected: &Decoded) {
+fn check_transport(packet: &Packet, meta: &Meta, expected: &Decoded) {
     let bytes = packet.frame.get(expected.payload..).filter(|_| expected.offset == 0);
     let Some(bytes) = bytes.filter(|it| it.len() >= 8) else {
         assert!(meta.transport().is_none(), "{:02x?}", packet.frame);
@@ -145,7 +145,7 @@ fn check_transport(packet: &Packet<'_>, meta: &Meta, expected: &Decoded) {
 }
 
 /// An ICMP error passes between pods if the quoted packet went the other way.
-fn check_icmp(packet: &Packet<'_>, meta: &Meta, expected: &Decoded) {
+fn check_icmp(packet: &Packet, meta: &Meta, expected: &Decoded) {
     let Some(bytes) = packet.frame.get(expected.payload..).filter(|it| it.len() >= 8) else { return };
     let is_error = match expected.protocol {
         1 => expected.ends[0].is_ipv4() && [3, 4, 5, 11, 12].contains(&bytes[0]),
@@ -164,7 +164,7 @@ fn check_icmp(packet: &Packet<'_>, meta: &Meta, expected: &Decoded) {
     assert_eq!(icmp::check(packet, meta).is_ok(), passes, "{:02x?}", packet.frame);
 }
 
-fn check_size(packet: &Packet<'_>, meta: &Meta, expected: &Decoded) {
+fn check_size(packet: &Packet, meta: &Meta, expected: &Decoded) {
     let header = match expected.protocol {
         6 => packet.frame.get(expected.payload + 12).map_or(0, |byte| usize::from(byte >> 4) * 4),
         _ => 8,
@@ -189,7 +189,7 @@ fn check_scope(meta: &Meta, expected: &Decoded) {
 }
 
 /// Everything else that reads a packet: no result, however malformed the packet is, is a panic.
-fn uses(packet: &Packet<'_>, meta: &Meta, is_v4: bool) {
+fn uses(packet: &Packet, meta: &Meta, is_v4: bool) {
     let _ = (icmp::check(packet, meta), meta.icmpv6_type(packet), meta.tcp_flags(packet), meta.is_plain());
     let _ = (
         meta::fragment_id(packet, meta.payload, !is_v4),

@@ -286,7 +286,7 @@ impl Case {
 
     /// Reads what tells whether the noted packet, a plain one, belongs to a known flow.
     #[inline(always)]
-    pub fn fill_plain(&self, packet: &Packet<'_>) {
+    pub fn fill_plain(&self, packet: &Packet) {
         let payload = self.shape.get().payload as usize;
         let has_transport = payload + size_of::<Transport>() <= packet.len() as usize;
         let is_tcp = has_transport && self.ends.get().protocol.byte() == TCP;
@@ -296,7 +296,7 @@ impl Case {
 
     /// Reads what else is to be known of the noted packet.
     #[inline(always)]
-    pub fn fill(&self, packet: &Packet<'_>) {
+    pub fn fill(&self, packet: &Packet) {
         let (Shape { payload, fragment, is_v6 }, mut ends) = (self.shape.get(), self.ends.get());
         let (payload, is_v6, mut flags) = (payload as usize, is_v6 != 0, 0);
         let is_later = fragment & Ipv4::OFFSET != 0;
@@ -353,7 +353,7 @@ impl Case {
     }
 
     #[inline(always)]
-    fn fill_quote(&self, packet: &Packet<'_>, family: Family, at: usize) -> bool {
+    fn fill_quote(&self, packet: &Packet, family: Family, at: usize) -> bool {
         let (ends, payload) = match family {
             Family::Ipv4 => match packet.copy::<Ipv4>(at) {
                 Some(ip) if !ip.is_later_fragment() => {

@@ -26,5 +26,5 @@ pub fn ports(case: &Case) -> Option<[u16; 2]> {
 #[inline(always)]
 pub fn remember(case: &Case) {
     let [source_port, destination_port] = case.ports.get();
-    let _ = FRAGMENTS.insert(case.fragment_key(), FragmentPorts { source_port, destination_port }, 0);
+    let _ = FRAGMENTS.insert(case.fragment_key(), &FragmentPorts { source_port, destination_port }, 0);
 }

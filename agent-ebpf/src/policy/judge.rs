@@ -126,7 +126,7 @@ fn judge(case: &Case) -> u32 {
     let Class { class, is_pod, is_known, origin, deferred } = case.class.get();
     // SAFETY: the entry stays readable until the program returns. The agent replaces no row that a subject
     // names: other rules have another ruleset.
-    let Some(rules) = (unsafe { RULESETS.get(ruleset) }) else {
+    let Some(rules) = (unsafe { RULESETS.get(&ruleset) }) else {
         return deny(case, DropReason::PolicyUnknown, Verdict { reason: 0, ruleset, class, bit: 0 });
     };
     fill_peers(case, ruleset, rules, class, Condition::nonzero(is_pod.into()).mask());
@@ -183,7 +183,7 @@ pub fn deny(case: &Case, reason: DropReason, verdict: Verdict) -> u32 {
 #[inline(always)]
 fn fill_peers(case: &Case, ruleset: u32, rules: &Ruleset, class: u32, pods: u64) {
     // SAFETY: the row is copied at once.
-    if let Some(peers) = unsafe { RULES.get(RuleKey { ruleset, class }) } {
+    if let Some(peers) = unsafe { RULES.get(&RuleKey { ruleset, class }) } {
         for (word, found) in case.peers.iter().zip(peers) {
             word.set(*found);
         }
@@ -261,7 +261,7 @@ fn lowest(case: &Case, rules: &Ruleset, tier: &Bits) -> Lowest {
     for ((((bits, peers), tier), accept), pass) in words {
         let of_tier = bits.get() & tier;
         let is_first = !Condition::nonzero(lowest.any);
-        let bit = of_tier & of_tier.wrapping_neg() & is_first.mask();
+        let bit = of_tier.isolate_lowest_one() & is_first.mask();
         lowest.any |= bit;
         lowest.peers |= bit & peers.get();
         lowest.accept |= bit & accept;
@@ -287,7 +287,7 @@ fn number(case: &Case, tier: &Bits) -> u32 {
     for (bits, tier) in case.bits.iter().zip(tier) {
         let of_tier = bits.get() & tier;
         if of_tier != 0 {
-            return number + 1 + (of_tier & of_tier.wrapping_neg()).wrapping_sub(1).count_ones();
+            return number + 1 + of_tier.isolate_lowest_one().wrapping_sub(1).count_ones();
         }
         number += u64::BITS;
     }

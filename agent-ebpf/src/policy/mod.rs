@@ -14,7 +14,7 @@ mod rows;
 mod subject;
 
 use agent_common::{DropReason, VifEntry, event::direction};
-use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use aya_ebpf::bindings::__sk_buff;
 
 pub use self::subject::{Judge, set as set_subject};
 
@@ -55,7 +55,7 @@ pub fn judge(vif: &VifEntry, ifindex: u32, direction: Direction) -> Result<Judge
 /// Why the packet is denied. `Ok`: whether a later program is to judge.
 #[inline(always)]
 pub fn passes(
-    packet: &Packet<'_>,
+    packet: &Packet,
     meta: &Meta,
     sends: Judge,
     to: u32,
@@ -90,7 +90,7 @@ pub fn passes(
 /// # Errors
 /// Why the packet is denied.
 #[inline(always)]
-pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, receives: Judge) -> Result<(), DropReason> {
+pub fn reaches(packet: &Packet, meta: &Meta, ifindex: u32, receives: Judge) -> Result<(), DropReason> {
     if receives.is_open() || receives.is_known() && is_link_local(meta) {
         return Ok(());
     }
@@ -107,7 +107,7 @@ pub fn reaches(packet: &Packet<'_>, meta: &Meta, ifindex: u32, receives: Judge) 
 /// # Errors
 /// Why the packet is denied.
 #[inline(always)]
-pub fn arrives(packet: &Packet<'_>, meta: &Meta, receives: Judge, sibling: u32) -> Result<(), DropReason> {
+pub fn arrives(packet: &Packet, meta: &Meta, receives: Judge, sibling: u32) -> Result<(), DropReason> {
     if (receives.is_open() && !packet.has_stamp(Stamp::Service)) || is_link_local(meta) {
         return Ok(());
     }
@@ -124,7 +124,7 @@ pub fn arrives(packet: &Packet<'_>, meta: &Meta, receives: Judge, sibling: u32) 
 /// # Errors
 /// Why the packet is denied.
 #[inline(always)]
-pub fn translated(packet: &Packet<'_>, meta: &Meta, from: u32) -> Result<(), DropReason> {
+pub fn translated(packet: &Packet, meta: &Meta, from: u32) -> Result<(), DropReason> {
     let sends = Judge::at(from);
     if sends.is_open() || sends.is_known() && is_link_local(meta) {
         return Ok(());
@@ -186,8 +186,7 @@ fn verdict_of(case: &Case, answer: u32) -> Result<(), DropReason> {
 #[unsafe(no_mangle)]
 extern "C" fn ferrule_arrive(skb: *mut __sk_buff) -> u32 {
     let Some(case) = case::get() else { return 0 };
-    let ctx = TcContext::new(skb);
-    let packet = Packet::of_caller(&ctx);
+    let packet = Packet::of_caller(skb);
     let End { ifindex, via: sibling, .. } = case.receiver.get();
     // The kernel does not keep the interface of IPv6 fragments that it makes.
     let is_made_here = case.is_fragment_v6();
@@ -247,9 +246,8 @@ fn keep(answer: u32) {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ferrule_fill_case(skb: *mut __sk_buff) -> u32 {
-    let ctx = TcContext::new(skb);
     if let Some(case) = case::get() {
-        case.fill(&Packet::of_caller(&ctx));
+        case.fill(&Packet::of_caller(skb));
     }
     0
 }

@@ -10,7 +10,7 @@ use agent_common::{
     event::direction,
     policy::{View, ViewKey},
 };
-use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use aya_ebpf::bindings::__sk_buff;
 
 use super::{
     allowed::{self, ferrule_note_allowed},
@@ -27,10 +27,9 @@ use crate::{endpoints, flow_key::Padded, packet::Packet};
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrule_find_pair(skb: *mut __sk_buff, from: u32, to: u32, epochs: u32) -> u32 {
     let Some(case) = case::get() else { return answer::ASK };
-    let ctx = TcContext::new(skb);
     case.pair.set(pair::NEW);
     case.both.set(Both { from, to, epochs, reserved: 0 });
-    case.fill_plain(&Packet::of_caller(&ctx));
+    case.fill_plain(&Packet::of_caller(skb));
     let Some(ports) = case.read_ports() else { return answer::ASK };
     case.ports.set(ports);
     let answer = look_up(case);

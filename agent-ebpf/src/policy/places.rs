@@ -116,7 +116,7 @@ fn occupy<const N: usize>(
         let place = RingKey { ifindex, place: number };
         hash = hash.wrapping_add(step);
         let Some(old) = place_of(case, place) else {
-            return POLICY_PLACES.insert(place, case.view_key(), BPF_NOEXIST).is_ok();
+            return POLICY_PLACES.insert(&place, case.view_key(), BPF_NOEXIST).is_ok();
         };
         let Some(view) = owned(case, flows, ifindex) else {
             occupy_place(case, old);
@@ -146,7 +146,7 @@ fn age(view: &View, now: u64) -> u64 {
 /// A place that a flow has; that flow's key becomes the case's displaced one.
 #[inline(always)]
 fn place_of(case: &Case, place: RingKey) -> Option<&'static Cell<[u64; 4]>> {
-    let old = POLICY_PLACES.get_ptr_mut(place)?;
+    let old = POLICY_PLACES.get_ptr_mut(&place)?;
     // SAFETY: an entry stays writable until the program returns. The same bytes as words, so that LLVM makes
     // no loop. The kernel may give the entry to another place meanwhile, and another CPU may write, too: the
     // key names another flow then, or none. `owned` compares the pod before a flow goes.

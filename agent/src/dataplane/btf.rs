@@ -96,7 +96,7 @@ impl<'a> Btf<'a> {
             fields.push(Field { path: path.to_owned(), offset, size: self.size(id, depth)? });
             return Ok(());
         }
-        for member in found.get(TYPE_LEN..).unwrap_or_default().chunks_exact(MEMBER_LEN) {
+        for member in found.get(TYPE_LEN..).unwrap_or_default().as_chunks::<MEMBER_LEN>().0 {
             let name = self.string(word(member, 0)?)?;
             let path = if path.is_empty() { name } else { format!("{path}.{name}") };
             let bits = word(member, 8)?;

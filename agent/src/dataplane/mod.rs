@@ -34,7 +34,7 @@ use agent_common::{
     policy::Subject,
 };
 use aya::{
-    programs::{SchedClassifier, TcAttachType},
+    programs::{NetworkInterface, SchedClassifier, TcAttachType},
     sys::{Stats, SyscallError, enable_stats},
 };
 
@@ -412,9 +412,10 @@ impl Dataplane {
 
     /// The IDs of other programs' tcx attachments on an interface, by the pod's direction. Empty without
     /// kernel support.
-    pub fn tcx(&self, ifname: &str) -> [Vec<u32>; 2] {
+    pub fn tcx(&self, ifindex: u32) -> [Vec<u32>; 2] {
         [TcAttachType::Ingress, TcAttachType::Egress].map(|hook| {
-            let programs = SchedClassifier::query_tcx(ifname, hook).map(|(_, programs)| programs);
+            let programs = SchedClassifier::query_tcx(NetworkInterface::Index(ifindex), hook)
+                .map(|(_, programs)| programs);
             programs.unwrap_or_default().iter().map(aya::programs::ProgramInfo::id).collect()
         })
     }

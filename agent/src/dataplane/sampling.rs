@@ -58,7 +58,7 @@ impl Sampling {
     }
 
     fn write(&mut self, one_in: u32) -> Result<(), MapFailure> {
-        self.map.set(0, one_in, 0).map_err(failure("write to"))?;
+        self.map.set(0, &one_in, 0).map_err(failure("write to"))?;
         self.one_in = one_in;
         Ok(())
     }

@@ -46,7 +46,7 @@ impl Inspector {
             Some(_) => Some(self.compare(host, it, &pod_end)?),
             None => None,
         };
-        let tcx = it.host.device().map(|device| self.dataplane.tcx(&device.ifname)).unwrap_or_default();
+        let tcx = it.host.device().map(|device| self.dataplane.tcx(device.ifindex)).unwrap_or_default();
         let foreign = foreign(it, &actual, &tcx);
         let pod_end = match pod_end {
             Ok(Some(state)) => Ok(state),

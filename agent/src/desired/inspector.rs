@@ -85,7 +85,7 @@ impl Inspector {
         findings.deviations.extend(self.confirm_node(&mut host, deviations)?.0);
         for it in attachments.iter().filter(|it| it.state == State::Attached) {
             let device = it.host.device();
-            let tcx = device.map(|device| self.dataplane.tcx(&device.ifname)).unwrap_or_default();
+            let tcx = device.map(|device| self.dataplane.tcx(device.ifindex)).unwrap_or_default();
             findings.foreign.extend(foreign(it, &actual, &tcx));
         }
         let chains = firewall::forward_drops().into_iter().map(|it| it.to_string());

@@ -48,7 +48,7 @@ pub(super) fn parse(runtime_config: Option<&RawValue>) -> Result<Option<Bandwidt
     };
     let Limits { ingress_rate, ingress_burst, egress_rate, egress_burst } = limits;
     let bandwidth = Bandwidth { ingress_rate, ingress_burst, egress_rate, egress_burst };
-    Ok(Some(bandwidth).filter(|_| ingress_rate != 0 || egress_rate != 0))
+    Ok((ingress_rate != 0 || egress_rate != 0).then_some(bandwidth))
 }
 
 #[cfg(test)]

@@ -140,7 +140,7 @@ fn a_flow_is_recorded_again_after_a_minute_only() {
                 ..known
             };
             ensure!(known.reported > age, "the machine was booted less than a minute ago");
-            programs.flow_stats.insert(key, aged, 0)?;
+            programs.flow_stats.insert(&key, &aged, 0)?;
             send(programs, A, &packet)?;
             ensure!(states(programs)? == expected, "after {age} ns");
         }
@@ -295,7 +295,7 @@ fn a_pod_with_the_address_of_an_earlier_one_begins_flows_of_its_own() {
         send(programs, A, &packet)?;
         ensure!(states(programs)? == [NEW]);
         let vif = programs.vifs.get(&VifKey { ifindex: A.ifindex }, 0)?;
-        programs.vifs.insert(VifKey { ifindex: A.ifindex }, VifEntry { generation: 78, ..vif }, 0)?;
+        programs.vifs.insert(&VifKey { ifindex: A.ifindex }, &VifEntry { generation: 78, ..vif }, 0)?;
         send(programs, A, &packet)?;
         let [new] = records(programs)?.try_into().map_err(|all| anyhow::anyhow!("{all:?}"))?;
         ensure!((new.state, new.stats.generation, new.stats.from_low.packets) == (NEW, 78, 1), "{new:?}");

@@ -120,7 +120,7 @@ fn packets_larger_than_the_receivers_mtu_go_to_the_stack() {
     let shrink = |programs: &mut ferrule_tests::program::Programs| {
         let key = VifKey { ifindex: B.ifindex };
         let vif: VifEntry = programs.vifs.get(&key, 0)?;
-        Ok(programs.vifs.insert(key, VifEntry { mtu: SMALL, ..vif }, 0)?)
+        Ok(programs.vifs.insert(&key, &VifEntry { mtu: SMALL, ..vif }, 0)?)
     };
     check_on(Program::FromPod, shrink, &rows).unwrap();
 }
@@ -138,7 +138,7 @@ fn packets_from_and_to_a_pod_whose_rate_is_limited_go_to_the_stack() {
     let limit = |programs: &mut ferrule_tests::program::Programs| {
         let key = VifKey { ifindex: B.ifindex };
         let vif: VifEntry = programs.vifs.get(&key, 0)?;
-        Ok(programs.vifs.insert(key, VifEntry { flags: vif.flags | VifEntry::SHAPED, ..vif }, 0)?)
+        Ok(programs.vifs.insert(&key, &VifEntry { flags: vif.flags | VifEntry::SHAPED, ..vif }, 0)?)
     };
     check_on(Program::FromPod, limit, &rows).unwrap();
 }
@@ -220,8 +220,8 @@ fn tunnels_to_the_node_are_dropped() {
 fn endpoint_of_a_pod_that_does_not_have_the_address_delivers_nothing() {
     let stale = |programs: &mut ferrule_tests::program::Programs| {
         let endpoint = agent_common::Endpoint { ifindex: B.ifindex, mac: B.mac, reserved: [0; 2] };
-        programs.endpoints.insert(agent_common::EndpointKey::ipv4(FAR_V4), endpoint, 0)?;
-        Ok(programs.endpoints.insert(agent_common::EndpointKey::ipv6(FAR_V6), endpoint, 0)?)
+        programs.endpoints.insert(&agent_common::EndpointKey::ipv4(FAR_V4), &endpoint, 0)?;
+        Ok(programs.endpoints.insert(&agent_common::EndpointKey::ipv6(FAR_V6), &endpoint, 0)?)
     };
     let dropped = |packet| Row::dropped("a stale entry", A.ifindex, packet, DropReason::NotForPod);
     let rows = [

@@ -217,7 +217,7 @@ fn ends_are_in_the_order_of_their_addresses_and_not_of_their_words_in_memory() {
     with_pods(|programs| {
         for (peer, own, is_low, packet) in packets.iter().chain(&more) {
             let endpoint = Endpoint { ifindex: B.ifindex, mac: B.mac, reserved: [0; 2] };
-            programs.endpoints.insert(*peer, endpoint, 0)?;
+            programs.endpoints.insert(peer, &endpoint, 0)?;
             let [(low, low_port), (high, high_port)] =
                 if *is_low { [(*peer, CLIENT), (*own, SERVER)] } else { [(*own, SERVER), (*peer, CLIENT)] };
             let expected = FlowKey { low, high, low_port, high_port, protocol: TCP, reserved: [0; 3] };
@@ -439,7 +439,7 @@ fn connection(programs: &Programs, client: u16) -> (FlowKey, bool) {
 fn grow_older(programs: &mut Programs, client: u16, jiffies: u32) -> anyhow::Result<()> {
     let (key, _) = connection(programs, client);
     let Flow { ifindex, used } = programs.stack_flows.get(&key, 0)?;
-    Ok(programs.stack_flows.insert(key, Flow { ifindex, used: used.wrapping_sub(jiffies) }, 0)?)
+    Ok(programs.stack_flows.insert(&key, &Flow { ifindex, used: used.wrapping_sub(jiffies) }, 0)?)
 }
 
 #[test]
@@ -538,9 +538,9 @@ fn a_new_flow_is_recorded_although_ended_flows_of_many_pods_fill_the_maps() {
             let ends = [EndpointKey::ipv4([10, one, two, three]), EndpointKey::ipv4([10, 9, 9, 9])];
             let flow = FlowKey::between(TCP, (ends[0], 1), (ends[1], 2));
             // A map that refuses further entries is full as well.
-            let _ = programs.stack_flows.insert(flow, Flow { ifindex: 900, used: 0 }, 0);
+            let _ = programs.stack_flows.insert(&flow, &Flow { ifindex: 900, used: 0 }, 0);
             let place = RingKey { ifindex: 1000 + number / 4096, place: number % 4096 };
-            let _ = programs.flow_rings.insert(place, flow, 0);
+            let _ = programs.flow_rings.insert(&place, &flow, 0);
         }
         let request = v4(B, A, UDP).with(&transport(CLIENT, SERVER));
         let skb = SkBuff::forwarded(B.ifindex, A.ifindex);

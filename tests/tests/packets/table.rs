@@ -150,13 +150,13 @@ impl Pod {
             pod_uid: VifEntry::text(""),
             ifname: VifEntry::text("eth0"),
         };
-        programs.vifs.insert(VifKey { ifindex }, vif, 0)?;
+        programs.vifs.insert(&VifKey { ifindex }, &vif, 0)?;
         let endpoint = Endpoint { ifindex, mac, reserved: [0; 2] };
         if has & VifEntry::HAS_IPV4 != 0 {
-            programs.endpoints.insert(EndpointKey::ipv4(v4), endpoint, 0)?;
+            programs.endpoints.insert(&EndpointKey::ipv4(v4), &endpoint, 0)?;
         }
         if has & VifEntry::HAS_IPV6 != 0 {
-            programs.endpoints.insert(EndpointKey::ipv6(v6), endpoint, 0)?;
+            programs.endpoints.insert(&EndpointKey::ipv6(v6), &endpoint, 0)?;
         }
         Ok(())
     }
@@ -208,9 +208,9 @@ pub fn record(programs: &mut Programs, flow: &FlowKey) -> anyhow::Result<()> {
     for pod in PODS {
         let key = VifKey { ifindex: pod.ifindex };
         let vif: VifEntry = programs.vifs.get(&key, 0)?;
-        programs.vifs.insert(key, VifEntry { stack_peers: [1; 32], ..vif }, 0)?;
+        programs.vifs.insert(&key, &VifEntry { stack_peers: [1; 32], ..vif }, 0)?;
     }
-    Ok(programs.stack_flows.insert(flow, Flow { ifindex: A.ifindex, used: 1 }, 0)?)
+    Ok(programs.stack_flows.insert(flow, &Flow { ifindex: A.ifindex, used: 1 }, 0)?)
 }
 
 // === impl Row ===

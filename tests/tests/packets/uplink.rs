@@ -44,7 +44,7 @@ fn prepare(programs: &mut Programs) -> anyhow::Result<()> {
         programs.add_node(NodeKey::new(address.parse()?, len), node)?;
     }
     let endpoint = agent_common::Endpoint { ifindex: A.ifindex, mac: A.mac, reserved: [0; 2] };
-    programs.endpoints.insert(agent_common::EndpointKey::ipv4(OUTSIDE_V4), endpoint, 0)?;
+    programs.endpoints.insert(&agent_common::EndpointKey::ipv4(OUTSIDE_V4), &endpoint, 0)?;
     programs.start_counting_link(UPLINK)
 }
 

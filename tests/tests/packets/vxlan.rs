@@ -444,7 +444,7 @@ fn policies_judge_what_is_taken_out_of_the_tunnel() {
         prepare(programs)?;
         let key = VifKey { ifindex: A.ifindex };
         let vif = programs.vifs.get(&key, 0)?;
-        programs.vifs.insert(key, agent_common::VifEntry { subject: Default::default(), ..vif }, 0)?;
+        programs.vifs.insert(&key, &agent_common::VifEntry { subject: Default::default(), ..vif }, 0)?;
         let outer = Outer::around(inner_frame(IPV4, &sent().with(&segment())));
         let ran = receive(programs, SkBuff::on(UPLINK), &outer)?;
         ran.expect(ferrule_tests::program::TC_ACT_SHOT)?;

@@ -57,7 +57,7 @@ fn with_wire(run: impl FnOnce(&mut Wire<'_>) -> anyhow::Result<()> + Send) -> an
             programs.attach(Program::FromPod, &host)?;
             let key = VifKey { ifindex };
             let vif: VifEntry = programs.vifs.get(&key, 0)?;
-            programs.vifs.insert(key, VifEntry { mtu: 9000, ..vif }, 0)?;
+            programs.vifs.insert(&key, &VifEntry { mtu: 9000, ..vif }, 0)?;
         }
         let (socket, to_a) = sys::in_netns(namespace, || {
             let socket =

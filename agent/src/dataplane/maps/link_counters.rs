@@ -89,7 +89,7 @@ impl LinkCounters {
                 Some(counts) => PerCpuValues::try_from(counts.to_vec())?,
                 None => zero()?,
             };
-            self.map.insert(VifKey { ifindex }, counts, BPF_NOEXIST)
+            self.map.insert(&VifKey { ifindex }, counts, BPF_NOEXIST)
         });
         let used = || self.map.keys().take(self.pressure.walk_limit()).flatten().count();
         self.pressure.added(added, used).map(drop)

@@ -94,14 +94,14 @@ impl Nodes {
         if self.add(key, row)? {
             return Ok(());
         }
-        let replaced = insist(|| self.map.insert(&trie_key(key), row, 0));
+        let replaced = insist(|| self.map.insert(&trie_key(key), &row, 0));
         crash::point(Step::MapWritten);
         replaced.map_err(SPEC.failure("write to"))
     }
 
     /// Whether the row was added: `false` if the key was present.
     fn add(&mut self, key: NodeKey, row: NodeEntry) -> Result<bool, MapFailure> {
-        let added = insist(|| self.map.insert(&trie_key(key), row, BPF_NOEXIST));
+        let added = insist(|| self.map.insert(&trie_key(key), &row, BPF_NOEXIST));
         let used = || self.map.keys().take(self.pressure.walk_limit()).flatten().count();
         self.pressure.added(added, used)
     }

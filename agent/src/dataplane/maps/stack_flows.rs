@@ -84,9 +84,9 @@ impl StackFlows {
         let quota = flows_per_pod(self.capacity).max(1);
         for attempt in 0..TRIES.min(quota) {
             let place = wanted.place.wrapping_add(attempt) % quota;
-            if self.rings.insert(RingKey { place, ..wanted }, key, BPF_NOEXIST).is_ok() {
+            if self.rings.insert(&RingKey { place, ..wanted }, &key, BPF_NOEXIST).is_ok() {
                 crash::point(Step::MapWritten);
-                let added = self.flows.insert(key, flow, 0);
+                let added = self.flows.insert(&key, &flow, 0);
                 crash::point(Step::MapWritten);
                 return added.map_err(FLOWS.failure("write to"));
             }

@@ -169,7 +169,7 @@ pub fn set_all<K: Pod, V: Pod>(map: &MapData, keys: &[K], rows: Vec<Option<V>>) 
 /// A zero for each CPU.
 pub fn zero<V: Pod + Default>() -> Result<PerCpuValues<V>, MapError> {
     let cpus = aya::util::nr_cpus().map_err(|(_, error)| MapError::IoError(error))?;
-    Ok(PerCpuValues::try_from(vec![V::default(); cpus])?)
+    Ok(PerCpuValues::try_from(vec![V::default(); cpus.get() as usize])?)
 }
 
 /// The rows of an attachment that are missing or wrong in `actual`.
@@ -351,14 +351,14 @@ impl<T: Table<Row: Pod>> HashTable<T> {
         if self.add(key, row)? {
             return Ok(());
         }
-        let replaced = self.map.insert(key, row, 0);
+        let replaced = self.map.insert(&key, &row, 0);
         crash::point(Step::MapWritten);
         replaced.map_err(T::SPEC.failure("write to"))
     }
 
     /// Whether the row was added: `false` if the key was present.
     fn add(&mut self, key: T::Key, row: T::Row) -> Result<bool, MapFailure> {
-        let added = self.map.insert(key, row, BPF_NOEXIST);
+        let added = self.map.insert(&key, &row, BPF_NOEXIST);
         self.pressure.added(added, || self.map.keys().take(self.pressure.walk_limit()).flatten().count())
     }
 }

@@ -60,7 +60,7 @@ impl VifCounters {
 
     /// Sets the counts of an interface.
     pub fn set(&mut self, key: VifKey, counts: PerCpuValues<Dropped>) -> Result<(), MapFailure> {
-        let written = self.map.insert(key, counts, 0);
+        let written = self.map.insert(&key, counts, 0);
         crash::point(Step::MapWritten);
         written.map_err(Self::SPEC.failure("write to"))
     }
@@ -75,7 +75,7 @@ impl VifCounters {
 
     /// Adds a zero entry. An existing entry keeps its counts.
     pub fn start(&mut self, key: VifKey) -> Result<(), MapFailure> {
-        let added = insist(|| self.map.insert(key, zero()?, BPF_NOEXIST));
+        let added = insist(|| self.map.insert(&key, zero()?, BPF_NOEXIST));
         let used = || self.map.keys().take(self.pressure.walk_limit()).flatten().count();
         self.pressure.added(added, used).map(drop)
     }

@@ -30,9 +30,9 @@ fn with_gateway_mac(node: &mut Policed<'_>, pod: Pod) -> anyhow::Result<Pod> {
     let pod = Pod { mac: GATEWAY_MAC, ..pod };
     let key = VifKey { ifindex: pod.ifindex };
     let vif: VifEntry = node.vifs.get(&key, 0)?;
-    node.vifs.insert(key, VifEntry { mac: pod.mac, ..vif }, 0)?;
+    node.vifs.insert(&key, &VifEntry { mac: pod.mac, ..vif }, 0)?;
     let endpoint = Endpoint { ifindex: pod.ifindex, mac: pod.mac, reserved: [0; 2] };
-    node.endpoints.insert(EndpointKey::ipv4(pod.v4), endpoint, 0)?;
+    node.endpoints.insert(&EndpointKey::ipv4(pod.v4), &endpoint, 0)?;
     Ok(pod)
 }
 

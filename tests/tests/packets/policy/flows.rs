@@ -47,7 +47,7 @@ fn age(node: &mut Policed<'_>, jiffies: u64) -> anyhow::Result<()> {
     for map in [&mut programs.policy_flows, &mut programs.policy_pending] {
         for (key, view) in map.iter().collect::<Result<Vec<_>, _>>()? {
             let used = view.used.checked_sub(jiffies).context("the machine was booted too lately")?;
-            map.insert(key, View { used, ..view }, 0)?;
+            map.insert(&key, &View { used, ..view }, 0)?;
         }
     }
     Ok(())

@@ -175,10 +175,10 @@ fn a_pair_lets_nothing_in_at_the_next_pod_of_the_address() {
         connect(node)?;
         let next = Pod { ifindex: NEW.ifindex, ..B };
         let vif: VifEntry = node.vifs.get(&VifKey { ifindex: B.ifindex }, 0)?;
-        node.vifs.insert(VifKey { ifindex: next.ifindex }, vif, 0)?;
+        node.vifs.insert(&VifKey { ifindex: next.ifindex }, &vif, 0)?;
         let key = agent_common::EndpointKey::ipv4(B.v4);
         let endpoint: agent_common::Endpoint = node.endpoints.get(&key, 0)?;
-        node.endpoints.insert(key, agent_common::Endpoint { ifindex: next.ifindex, ..endpoint }, 0)?;
+        node.endpoints.insert(&key, &agent_common::Endpoint { ifindex: next.ifindex, ..endpoint }, 0)?;
         node.apply([none("b")])?;
         let of_b = node.judging(B)?;
         let epoch = the_pair(node)?.epoch;

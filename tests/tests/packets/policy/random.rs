@@ -47,7 +47,7 @@ pub fn apply(programs: &mut Programs, ops: impl IntoIterator<Item = Op>) -> anyh
             Op::Endpoint(EndpointId(id), row) => {
                 let key = VifKey { ifindex: FIRST + id };
                 if programs.vifs.get(&key, 0).is_err() {
-                    programs.vifs.insert(key, vif("", PackedSubject::default()), 0)?;
+                    programs.vifs.insert(&key, &vif("", PackedSubject::default()), 0)?;
                 }
                 programs.set_subject(key.ifindex, row.map(Subject::from))?;
             }
@@ -101,9 +101,9 @@ pub fn plug(programs: &mut Programs, world: &World) -> anyhow::Result<()> {
                     EndpointKey::ipv6(it.octets())
                 }
             };
-            programs.endpoints.insert(key, endpoint, 0)?;
+            programs.endpoints.insert(&key, &endpoint, 0)?;
         }
-        programs.vifs.insert(VifKey { ifindex }, vif, 0)?;
+        programs.vifs.insert(&VifKey { ifindex }, &vif, 0)?;
         programs.start_counting(ifindex)?;
     }
     Ok(())

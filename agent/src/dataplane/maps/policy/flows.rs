@@ -57,7 +57,7 @@ fn copy_entries<K: Pod, V: Pod>(spec: &MapSpec, from: &Path, to: &Path) -> Resul
     let from: BpfHashMap<MapData, K, V> = from.try_into().map_err(spec.failure("open"))?;
     let mut map: BpfHashMap<MapData, K, V> = spec.open_pin(to)?.try_into().map_err(spec.failure("open"))?;
     for (key, flow) in from.iter().take(limit).flatten() {
-        let added = map.insert(key, flow, BPF_NOEXIST);
+        let added = map.insert(&key, &flow, BPF_NOEXIST);
         crash::point(Step::MapWritten);
         match added {
             Err(error) if errno(&error) == Some(nix::errno::Errno::EEXIST) => {}

@@ -66,7 +66,7 @@ impl<K: Pod + Ord, V: Pod + PartialEq> Hash<K, V> {
         if self.add(key, row)? {
             return Ok(());
         }
-        let replaced = insist(|| self.map.insert(key, row, 0));
+        let replaced = insist(|| self.map.insert(&key, &row, 0));
         crash::point(Step::MapWritten);
         replaced.map_err(self.spec.failure("write to"))
     }
@@ -101,7 +101,7 @@ impl<K: Pod + Ord, V: Pod + PartialEq> Hash<K, V> {
 
     /// Whether the row was added: `false` if the key was present.
     pub fn add(&mut self, key: K, row: V) -> Result<bool, MapFailure> {
-        let added = insist(|| self.map.insert(key, row, BPF_NOEXIST));
+        let added = insist(|| self.map.insert(&key, &row, BPF_NOEXIST));
         self.pressure.added(added, || self.map.keys().take(self.pressure.walk_limit()).flatten().count())
     }
 

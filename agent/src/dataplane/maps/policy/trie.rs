@@ -87,7 +87,7 @@ where
         if self.add(key, row)? {
             return Ok(());
         }
-        let replaced = insist(|| self.map.insert(&trie_key(key), row, 0));
+        let replaced = insist(|| self.map.insert(&trie_key(key), &row, 0));
         crash::point(Step::MapWritten);
         replaced.map_err(self.spec.failure("write to"))
     }
@@ -121,7 +121,7 @@ where
 
     /// Whether the row was added: `false` if the key was present.
     fn add(&mut self, key: Prefix<N>, row: V) -> Result<bool, MapFailure> {
-        let added = insist(|| self.map.insert(&trie_key(key), row, BPF_NOEXIST));
+        let added = insist(|| self.map.insert(&trie_key(key), &row, BPF_NOEXIST));
         self.pressure.added(added, || self.map.keys().take(self.pressure.walk_limit()).flatten().count())
     }
 

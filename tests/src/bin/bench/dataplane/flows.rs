@@ -52,11 +52,11 @@ pub(super) fn round(
     let turns = if number.is_multiple_of(2) { [off, on] } else { [on, off] };
     for row in &mut into.rows {
         for (way, one_in) in turns {
-            sampling.set(0, one_in, 0)?;
+            sampling.set(0, &one_in, 0)?;
             row.push(way, row.load.measure(path, row.cores, duration)?);
         }
     }
-    sampling.set(0, 0, 0)?;
+    sampling.set(0, &0, 0)?;
     ensure!(counted.keys().next().is_some(), "the programs have counted no flow");
     Ok(())
 }
