@@ -184,7 +184,7 @@ impl Package {
 /// Rust's standard library, which the eBPF programs use a part of, and the C library of static binaries.
 fn of_toolchain(ws: &Workspace) -> Result<Vec<Value>> {
     let release = toolchain::release(ws)?;
-    // `rustc 1.95.0 (59807616e 2026-04-14)`
+    // `rustc 1.99.1 (58cf8f9c3 2026-10-13)`
     let rust = release.split_whitespace().nth(1).unwrap_or("unknown");
     let musl = toolchain::musl_version(ws, Arch::native().unwrap_or(Arch::Amd64))?;
     let entry = |name, version, license| {

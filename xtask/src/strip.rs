@@ -50,7 +50,7 @@ mod tests {
         (elf.header.e_type, elf.header.e_machine) = (ET_REL, EM_BPF);
         for (name, data) in SECTIONS {
             let section = elf.sections.add();
-            (section.name, section.sh_type) = (name.into(), SHT_PROGBITS);
+            (section.name, section.sh_type, section.sh_addralign) = (name.into(), SHT_PROGBITS, 1);
             section.data = SectionData::Data(data.into());
         }
         let names = elf.sections.add();

@@ -98,7 +98,7 @@ pub(crate) fn sysroot(ws: &Workspace) -> Result<PathBuf> {
     Ok(PathBuf::from(printed.trim_end()))
 }
 
-/// The release of the active compiler, such as `rustc 1.95.0`.
+/// The release of the active compiler, such as `rustc 1.99.1`.
 ///
 /// # Errors
 /// If the compiler fails.
