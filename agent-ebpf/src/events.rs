@@ -85,7 +85,9 @@ pub extern "C" fn ferrule_record_drop(
     reason: u32,
     is_audited: u32,
 ) -> u32 {
-    record_drop(&Packet::of_caller(skb), ifindex, direction, reason, is_audited);
+    // SAFETY: programs pass their context.
+    let packet = unsafe { Packet::of_caller(skb) };
+    record_drop(&packet, ifindex, direction, reason, is_audited);
     0
 }
 

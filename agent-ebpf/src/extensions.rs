@@ -14,5 +14,6 @@ pub fn skip(packet: &Packet, next_header: u8) -> u64 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ferrule_skip_extensions(skb: *mut __sk_buff, next_header: u32) -> u64 {
-    meta::skip_extensions(&Packet::of_caller(skb), next_header as u8)
+    // SAFETY: programs pass their context.
+    meta::skip_extensions(&unsafe { Packet::of_caller(skb) }, next_header as u8)
 }

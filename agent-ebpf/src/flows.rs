@@ -270,7 +270,9 @@ fn now() -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn ferrule_find_quoted(skb: *mut __sk_buff, is_v6: u32, quote: u32) -> u32 {
     let family = if is_v6 != 0 { Family::Ipv6 } else { Family::Ipv4 };
-    quote_belongs_to_stack(&Packet::of_caller(skb), family, quote as usize).into()
+    // SAFETY: programs pass their context.
+    let packet = unsafe { Packet::of_caller(skb) };
+    quote_belongs_to_stack(&packet, family, quote as usize).into()
 }
 
 #[inline(always)]

@@ -108,6 +108,7 @@ fn from_pod(ctx: TcContext) -> i32 {
             // `to_pod`.
             unsafe { bpf_redirect(ifindex, 0) as i32 }
         }
+        // `Packed` always comes with a row.
         (Way::Stack, _) | (Way::Packed, None) => {
             trace!(&ctx, "if {}: egress to the stack, {} bytes", ifindex, bytes);
             TC_ACT_UNSPEC

@@ -32,5 +32,6 @@ pub fn ends() -> Option<&'static Ends> {
 #[inline(always)]
 pub fn tcp_flags(skb: *mut __sk_buff, ends: &Ends) -> u8 {
     let Some(header) = ends.tcp_header() else { return 0 };
-    meta::tcp_flags(&Packet::of_caller(skb), header)
+    // SAFETY: programs pass their context.
+    meta::tcp_flags(&unsafe { Packet::of_caller(skb) }, header)
 }

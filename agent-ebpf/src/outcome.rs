@@ -22,7 +22,7 @@ pub struct Outcome {
     pub row: Option<&'static UnderlayEntry>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub enum Way {
     /// To the host's stack, with a stamp.
     Stack,

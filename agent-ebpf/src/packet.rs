@@ -84,15 +84,19 @@ impl Packet {
 
     #[inline(always)]
     pub fn new(ctx: &TcContext) -> Self {
-        let mut packet = Self::of_caller(ctx.as_ptr().cast());
+        // SAFETY: the program's own context.
+        let mut packet = unsafe { Self::of_caller(ctx.as_ptr().cast()) };
         packet.pull(Self::HEADERS);
         packet
     }
 
     /// The packet of a program that calls a global function, in that function.
+    ///
+    /// # Safety
+    /// `skb` is the context of the program that runs: all that a packet does rests on this.
     #[inline(always)]
-    pub fn of_caller(skb: *mut __sk_buff) -> Self {
-        // SAFETY: the kernel passes a valid context.
+    pub unsafe fn of_caller(skb: *mut __sk_buff) -> Self {
+        // SAFETY: a valid context.
         Self { skb, ifindex: unsafe { (*skb).ifindex }, start: 0 }
     }
 

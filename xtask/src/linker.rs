@@ -1,7 +1,7 @@
 //! bpf-linker, which links LLVM bitcode, and so has to fit the compiler's LLVM.
 //!
-//! The linker is built against the very library that the toolchain brings: both read the same bitcode by
-//! construction, also after the toolchain has changed.
+//! The linker is built against the very library that the toolchain brings, and again when the toolchain has
+//! changed. A toolchain with the next LLVM needs a linker that knows it.
 
 use std::{
     env, fs,
@@ -47,8 +47,8 @@ pub(crate) fn need(ws: &Workspace) -> Result<PathBuf> {
 }
 
 /// A folder as an installation of LLVM has it, with links to the toolchain's library: `libLLVM.so`, for which
-/// bpf-linker's build asks, and the name that the library gives itself, for which the loader asks. Other
-/// names than those of another toolchain, whose linker then starts no more.
+/// bpf-linker's build asks, and the name that the library gives itself, for which the loader asks. Another
+/// toolchain's library has another name: its linker then does not start, and is installed again.
 fn llvm_prefix(ws: &Workspace) -> Result<PathBuf> {
     let library = llvm(ws)?;
     let prefix = ws.tools().join("llvm");
@@ -74,12 +74,14 @@ fn llvm(ws: &Workspace) -> Result<PathBuf> {
     let folder = toolchain::sysroot(ws)?.join("lib");
     let attempted = || format!("looking for the compiler's LLVM in {}", folder.display());
     let remedy = format!(
-        "use a Rust from rustup, or set {LINKER_VARIABLE} to a bpf-linker for the LLVM of this one (`rustc -vV`)"
+        "use a Rust from rustup, or set {LINKER_VARIABLE} to a bpf-linker for this compiler's LLVM (`rustc -vV`)"
     );
     let entries = fs::read_dir(&folder).or_fail(attempted(), &remedy)?;
     let is_llvm = |path: &PathBuf| {
-        path.file_name().and_then(|it| it.to_str()).is_some_and(|it| it.starts_with("libLLVM.so."))
+        path.file_name()
+            .and_then(|it| it.to_str())
+            .is_some_and(|it| it.starts_with("libLLVM.so.") && it.contains("-rust-"))
     };
     let found = entries.filter_map(|entry| Some(entry.ok()?.path())).find(is_llvm);
-    found.context("no libLLVM.so.*").or_fail(attempted(), &remedy)
+    found.context("no libLLVM.so.*-rust-*").or_fail(attempted(), &remedy)
 }

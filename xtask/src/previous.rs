@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::{
     debug, dist,
@@ -10,7 +10,6 @@ use crate::{
     files,
     linker::{self, LINKER_VARIABLE},
     run::{Step, say},
-    toolchain,
     workspace::Workspace,
 };
 
@@ -65,24 +64,37 @@ fn check_out(ws: &Workspace, commit: &str, to: &Path) -> Result<()> {
     fs::remove_file(&archive).or_fail(format!("removing {from}"), "remove the file by hand")
 }
 
-/// Builds as that commit does it, but with this checkout's toolchain, linker, and directory for crates that
-/// both use: a second compiler would compile each of them once more.
+/// Builds the programs with that commit's toolchain, without which they would not be those of the release,
+/// and the binaries with this checkout's: another compiler would compile each crate that both use once more.
 fn compile(ws: &Workspace, sources: &Path, name: &str) -> Result<()> {
     let remedy = "build that commit in a checkout of its own, and see what it needs";
     let previous = ws.elsewhere(sources);
-    let toolchain = toolchain::sysroot(ws)?;
-    let programs = previous
+    let [own, theirs] = [channel(&ws.root)?, channel(sources)?];
+    let mut programs = previous
         .cargo("xtask", format!("building the eBPF programs of {name}"), remedy)
         .arg("build-ebpf")
-        .env(LINKER_VARIABLE, linker::need(ws)?)
-        .env("RUSTUP_TOOLCHAIN", &toolchain);
+        .env("RUSTUP_TOOLCHAIN", &theirs);
+    if own == theirs {
+        programs = programs.env(LINKER_VARIABLE, linker::need(ws)?);
+    }
     // The verifier refuses programs of incremental builds.
     programs.env("CARGO_TARGET_DIR", ws.target()).env("CARGO_INCREMENTAL", "0").run()?;
     let binaries: Vec<&str> = dist::names().collect();
     debug::build(&previous, &format!("building the binaries of {name}"), &binaries)
         .arg("--locked")
-        .env("RUSTUP_TOOLCHAIN", &toolchain)
+        .env("RUSTUP_TOOLCHAIN", &own)
         .run()
+}
+
+/// The toolchain that a checkout names.
+fn channel(folder: &Path) -> Result<String> {
+    let path = folder.join("rust-toolchain.toml");
+    let attempted = format!("looking for the toolchain in {}", path.display());
+    let remedy = "write it as: channel = \"1.2.3\"";
+    let text = fs::read_to_string(&path).or_fail(&attempted, remedy)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("channel = \""));
+    let channel = line.and_then(|rest| rest.strip_suffix('"')).context("no channel");
+    Ok(channel.or_fail(attempted, remedy)?.to_owned())
 }
 
 fn remove(folder: &Path) -> Result<()> {

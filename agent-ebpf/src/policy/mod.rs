@@ -186,7 +186,8 @@ fn verdict_of(case: &Case, answer: u32) -> Result<(), DropReason> {
 #[unsafe(no_mangle)]
 extern "C" fn ferrule_arrive(skb: *mut __sk_buff) -> u32 {
     let Some(case) = case::get() else { return 0 };
-    let packet = Packet::of_caller(skb);
+    // SAFETY: programs pass their context.
+    let packet = unsafe { Packet::of_caller(skb) };
     let End { ifindex, via: sibling, .. } = case.receiver.get();
     // The kernel does not keep the interface of IPv6 fragments that it makes.
     let is_made_here = case.is_fragment_v6();
@@ -247,7 +248,8 @@ fn keep(answer: u32) {
 #[unsafe(no_mangle)]
 extern "C" fn ferrule_fill_case(skb: *mut __sk_buff) -> u32 {
     if let Some(case) = case::get() {
-        case.fill(&Packet::of_caller(skb));
+        // SAFETY: programs pass their context.
+        case.fill(&unsafe { Packet::of_caller(skb) });
     }
     0
 }

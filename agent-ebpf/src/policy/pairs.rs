@@ -29,7 +29,8 @@ pub extern "C" fn ferrule_find_pair(skb: *mut __sk_buff, from: u32, to: u32, epo
     let Some(case) = case::get() else { return answer::ASK };
     case.pair.set(pair::NEW);
     case.both.set(Both { from, to, epochs, reserved: 0 });
-    case.fill_plain(&Packet::of_caller(skb));
+    // SAFETY: programs pass their context.
+    case.fill_plain(&unsafe { Packet::of_caller(skb) });
     let Some(ports) = case.read_ports() else { return answer::ASK };
     case.ports.set(ports);
     let answer = look_up(case);

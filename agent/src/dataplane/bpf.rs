@@ -20,11 +20,14 @@ use nix::libc;
 /// # Errors
 /// The error of the system call.
 pub(super) fn map_info(map: BorrowedFd<'_>) -> io::Result<bpf_map_info> {
-    // SAFETY: a C struct of integers, for which zeros are valid.
-    let mut info: bpf_map_info = unsafe { mem::zeroed() };
-    // SAFETY: `bpf_map_info` is what the kernel writes for a map, and contains no pointer.
-    unsafe { object_info(map, &mut info) }?;
-    Ok(info)
+    // In place: an older kernel, whose struct is shorter, wants the rest to be zero, padding included.
+    let mut info = MaybeUninit::<bpf_map_info>::zeroed();
+    // SAFETY: a C struct of integers, for which zeros are valid. `bpf_map_info` is what the kernel writes for
+    // a map. Its pointer is null, with a length of zero.
+    unsafe {
+        object_info(map, info.assume_init_mut())?;
+        Ok(info.assume_init())
+    }
 }
 
 /// The kernel's description of a program.

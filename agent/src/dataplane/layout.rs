@@ -1,8 +1,8 @@
 //! The layout of each map: type, sizes, and the fields of key and value.
 //!
-//! aya opens a pinned map without comparing it with the object. With larger values than expected, the kernel
-//! would write past the end of a buffer, in safe code; with other fields, the agent would misread every
-//! entry.
+//! aya compares a pinned map's sizes with the object's, and no fields; and nothing of a map that it opens by
+//! its pin alone. With larger values than expected, the kernel would write past the end of a buffer, in safe
+//! code; with other fields, the agent would misread every entry.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use super::{
 /// The layouts that the eBPF object of this build declares.
 pub(super) struct Layouts(HashMap<&'static str, Layout>);
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Layout {
     /// `enum bpf_map_type`.
     kind: u32,
@@ -83,16 +83,14 @@ impl Layouts {
             let name = map.name;
             let declared = object.maps.get(name).ok_or(LayoutError::Undeclared(name))?;
             let aya_obj::Map::Btf(typed) = declared else { return Err(LayoutError::Undeclared(name)) };
-            let (kind, key_size, value_size) =
-                (declared.map_type(), declared.key_size(), declared.value_size());
-            // The kernel keeps no types of a ring buffer.
-            let has_types = kind != bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32;
-            let (key, value) = if has_types {
-                fields(&bytes, typed.def.btf_key_type_id, typed.def.btf_value_type_id)
-                    .map_err(|source| LayoutError::Btf { map: name, source })?
-            } else {
-                Default::default()
-            };
+            let kind = declared.map_type();
+            // The kernel keeps neither sizes nor types of a ring buffer.
+            if kind == bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32 {
+                return Ok((name, Layout { kind, ..Layout::default() }));
+            }
+            let (key_size, value_size) = (declared.key_size(), declared.value_size());
+            let (key, value) = fields(&bytes, typed.def.btf_key_type_id, typed.def.btf_value_type_id)
+                .map_err(|source| LayoutError::Btf { map: name, source })?;
             Ok((name, Layout { kind, key_size, value_size, key, value }))
         });
         Ok(Self(layouts.collect::<Result<_, _>>()?))

@@ -1,8 +1,7 @@
 //! Returns the memory of a start to the kernel.
 //!
-//! aya parses all of the kernel's BTF to load a program, which takes about 20 MB for a moment. The allocator
-//! returns freed memory only on later allocations, and an idle agent makes few. Three quarters of the code
-//! run at start only: parsers of settings, YAML and BTF, and the loader.
+//! The allocator returns freed memory only on later allocations, and an idle agent makes few. Three quarters
+//! of the code run at start only: parsers of settings, YAML and BTF, and the loader.
 
 use std::{
     cell::Cell,
