@@ -23,8 +23,8 @@ use anyhow::{Context as _, ensure};
 use aya::{
     Ebpf, EbpfLoader, Pod,
     maps::{
-        Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf,
-        lpm_trie::Key,
+        Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap, PerCpuValues,
+        RingBuf, lpm_trie::Key,
     },
     programs::{SchedClassifier, TcAttachType, TestRun as _, TestRunOptions, tc},
 };
@@ -232,7 +232,12 @@ impl Programs {
             }
             Some(pins) => {
                 for map in &pinned {
-                    loader.map_pin_path(map, Path::new(pins).join(map));
+                    let path = Path::new(pins).join(map);
+                    // aya refuses a pinned map of another capacity than the loader asks for.
+                    if let Ok(info) = MapInfo::from_pin(&path) {
+                        loader.map_max_entries(map, info.max_entries());
+                    }
+                    loader.map_pin_path(map, path);
                 }
             }
         }
