@@ -13,14 +13,14 @@ use crate::{
 };
 
 /// Limits of verified instructions, a little above the current numbers, so that a regression is seen. The
-/// kernel's limit is a million. Kernels differ in how they prune.
+/// kernel's limit is a million. Kernels differ in how they prune: Linux 6.1 walks more than 6.18.
 const BUDGET: [(Program, u32); 6] = [
-    (Program::FromPod, 34_000),
-    (Program::ToPod, 24_000),
+    (Program::FromPod, 41_000),
+    (Program::ToPod, 26_000),
     (Program::FromTunnel, 29_500),
-    (Program::FromUplink, 29_000),
-    (Program::ToTunnel, 18_500),
-    (Program::ToLink, 19_000),
+    (Program::FromUplink, 37_000),
+    (Program::ToTunnel, 20_000),
+    (Program::ToLink, 20_000),
 ];
 
 #[test]
