@@ -1,6 +1,6 @@
 //! Blocks that show the nodes of a cluster, and the rows in the kernel.
 
-use std::process::Command;
+use std::{process::Command, thread, time::Duration};
 
 use anyhow::ensure;
 use ferrule_tests::{
@@ -20,6 +20,8 @@ fn refuse_a_range(fabric: &Fabric) -> anyhow::Result<()> {
     let [one, two, _] = &fabric.nodes;
     let object = objects::node("node-5", &["10.244.2.0/25"]);
     ensure!(two.ranges[0] == "10.244.2.0/24", "{:?}", two.ranges);
+    // The older node keeps its range; of two that are created in one second, the UID decides.
+    thread::sleep(Duration::from_secs(1));
     fabric.api.create(Resource::Nodes, objects::with_addresses(object, &["192.0.2.5".parse()?]))?;
     sys::wait_until("the range is refused", TIMEOUT, || {
         one.on(|node| Ok(node.ctl(&["nodes"])?.contains("REFUSED")))
