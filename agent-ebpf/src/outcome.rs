@@ -9,16 +9,16 @@ use crate::{
 
 /// Where a packet that passes goes.
 ///
-/// All fields have a value for every way: LLVM leaves the place of an enum's missing field undefined, and
-/// copies whatever register it likes into it, which the verifier refuses after a call.
+/// All fields have a value for every way. LLVM leaves an enum's missing field undefined, and may spill any
+/// register in its place; after a call, that register is uninitialised, and the verifier refuses the program.
 #[derive(Clone, Copy)]
 pub struct Outcome {
     pub way: Way,
-    /// The interface that the packet leaves by; 0 if the way says by which.
+    /// The interface that the packet leaves by; 0 for [`Way::Stack`] and [`Way::Answered`].
     pub ifindex: u32,
     /// The next hop; unspecified on other ways than [`Way::Neighbour`].
     pub next: Address,
-    /// Of [`Way::Packed`] only.
+    /// The node's row in `UNDERLAY`; `None` on other ways than [`Way::Packed`].
     pub row: Option<&'static UnderlayEntry>,
 }
 

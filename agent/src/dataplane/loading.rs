@@ -40,7 +40,7 @@ pub(super) struct Ready {
 /// The kernel does not take the object.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    #[error("cannot load the eBPF object: a kernel with BTF is required (CONFIG_DEBUG_INFO_BTF)")]
+    #[error("cannot load the eBPF object; the kernel needs BTF (CONFIG_DEBUG_INFO_BTF) for its maps")]
     Object(#[from] EbpfError),
     /// The verifier rejects the program, or the object lacks it.
     #[error("cannot load the eBPF program {name}")]
