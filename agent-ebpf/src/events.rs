@@ -17,7 +17,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{flow_key::Key, packet::Packet, policy, vifs};
+use crate::{flow_key::Key, packet::Packet, policy::case, vifs};
 
 #[btf_map]
 static EVENTS: RingBuf<DropRecord, MAX_EVENT_BYTES> = RingBuf::new();
@@ -101,7 +101,7 @@ fn record_drop(packet: &Packet, ifindex: u32, direction: u32, reason: u32, is_au
         return;
     };
     let (suppressed, lost) = budget.settle();
-    let (ruleset, class, bit) = policy::verdict(reason);
+    let (ruleset, class, bit) = case::verdict(reason);
     let slot = record.as_mut_ptr();
     // SAFETY: the reserved memory is writable for a record. The packet's bytes replace the first zeros.
     unsafe {

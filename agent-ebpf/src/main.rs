@@ -39,6 +39,7 @@ mod remote;
 mod route;
 mod services;
 mod size;
+mod skip;
 mod spoofing;
 mod target;
 mod to_link;

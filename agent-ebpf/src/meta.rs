@@ -8,10 +8,11 @@ use crate::{
     address::Address,
     extensions,
     headers::{
-        DESTINATION_OPTIONS, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FRAGMENT, FragmentHeader, HOP_BY_HOP, ICMPV6,
-        IPV4_PAYLOAD, IPV6_PAYLOAD, IcmpType, Ipv4, Ipv6, L3, ROUTING, TCP_FLAGS, Transport,
+        ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6, IPV4_PAYLOAD, IPV6_PAYLOAD, IcmpType, Ipv4, Ipv6, L3,
+        TCP_FLAGS, Transport,
     },
     packet::Packet,
+    skip,
 };
 
 /// The first field is none of an address: where `Result<Meta, DropReason>` is an error, the reason is
@@ -32,7 +33,7 @@ pub struct Meta {
     pub protocol: u8,
     /// TTL or hop limit.
     pub hops: u8,
-    /// [`NO_EXTENSIONS`], [`SKIPPED`] or [`UNKNOWN`].
+    /// As in [`extensions::Skipped`].
     extensions: u8,
     /// Flag "more fragments" and offset, as in IPv4. An IPv6 packet with a fragment header always has the
     /// flag: an atomic fragment is a fragment too.
@@ -44,15 +45,6 @@ pub enum Family {
     Ipv4,
     Ipv6,
 }
-
-/// IPv6 extension headers other than a fragment header (RFC 8200, 4.1).
-const NO_EXTENSIONS: u8 = 0;
-const SKIPPED: u8 = 1;
-/// Too many, or cut off.
-const UNKNOWN: u8 = 2;
-
-/// RFC 8200, 4.1, recommends at most four of the kinds that a router may meet.
-const MAX_EXTENSIONS: usize = 4;
 
 /// Where a packet comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,7 +88,7 @@ impl Meta {
                 }
                 let meta = Self::ipv6(packet, ip);
                 // The node would look behind any number of them, and the checks would not.
-                if sender == Sender::Outside && meta.extensions == UNKNOWN {
+                if sender == Sender::Outside && meta.extensions == extensions::UNKNOWN {
                     return Err(DropReason::Malformed);
                 }
                 Ok(meta)
@@ -115,7 +107,7 @@ impl Meta {
             protocol: ip.protocol,
             hops: ip.ttl,
             fragment: u16::from_be_bytes(ip.fragment) & (Ipv4::MORE_FRAGMENTS | Ipv4::OFFSET),
-            extensions: NO_EXTENSIONS,
+            extensions: extensions::NONE,
             payload,
             len: packet.len() as usize,
             transport: Transport::read(packet, payload),
@@ -131,13 +123,13 @@ impl Meta {
             protocol: ip.next_header,
             hops: ip.hop_limit,
             fragment: 0,
-            extensions: NO_EXTENSIONS,
+            extensions: extensions::NONE,
             payload: IPV6_PAYLOAD,
             len: packet.len() as usize,
             transport: Transport::new([0; 8]),
         };
-        if is_extension(ip.next_header) {
-            let skipped = Skipped::unpack(extensions::skip(packet, ip.next_header));
+        if extensions::is_extension(ip.next_header) {
+            let skipped = skip::extensions(packet, ip.next_header);
             (meta.protocol, meta.fragment) = (skipped.protocol, skipped.fragment);
             (meta.payload, meta.extensions) = (usize::from(skipped.payload), skipped.extensions);
         }
@@ -155,7 +147,7 @@ impl Meta {
     /// Whether the packet has extension headers other than a fragment header.
     #[inline(always)]
     pub fn is_extended(&self) -> bool {
-        self.extensions != NO_EXTENSIONS
+        self.extensions != extensions::NONE
     }
 
     #[inline(always)]
@@ -249,73 +241,6 @@ pub fn fragment_id(packet: &Packet, payload: usize, is_v6: bool) -> [u8; 4] {
 pub fn tcp_flags(packet: &Packet, payload: usize) -> u8 {
     let [flags] = packet.copy(payload + TCP_FLAGS).unwrap_or_default();
     flags
-}
-
-/// What is behind extension headers.
-struct Skipped {
-    protocol: u8,
-    extensions: u8,
-    /// As in [`Meta`].
-    fragment: u16,
-    /// Offset of the transport header: four extension headers of 2 KiB each, at most.
-    payload: u16,
-}
-
-#[inline(always)]
-fn is_extension(next_header: u8) -> bool {
-    matches!(next_header, FRAGMENT | HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS)
-}
-
-/// Finds the transport header behind extension headers: a packed [`Skipped`], because the verifier lets a
-/// function return one integer.
-#[inline(always)]
-pub fn skip_extensions(packet: &Packet, next_header: u8) -> u64 {
-    let mut found = Skipped {
-        protocol: next_header,
-        extensions: NO_EXTENSIONS,
-        fragment: 0,
-        payload: IPV6_PAYLOAD as u16,
-    };
-    for _ in 0..MAX_EXTENSIONS {
-        // All extension headers start like a fragment header.
-        let Some(header) = packet.copy::<FragmentHeader>(usize::from(found.payload)) else { break };
-        if found.protocol == FRAGMENT {
-            found.fragment = Ipv4::MORE_FRAGMENTS | u16::from_be_bytes(header.offset) >> 3;
-            found.payload += size_of::<FragmentHeader>() as u16;
-        } else {
-            found.extensions = SKIPPED;
-            found.payload += (u16::from(header.reserved) + 1) * 8;
-        }
-        found.protocol = header.next_header;
-        if found.fragment & Ipv4::OFFSET != 0 || !is_extension(found.protocol) {
-            return found.pack();
-        }
-    }
-    found.extensions = UNKNOWN;
-    found.pack()
-}
-
-// === impl Skipped ===
-
-impl Skipped {
-    #[inline(always)]
-    fn pack(self) -> u64 {
-        u64::from(self.protocol)
-            | u64::from(self.extensions) << 8
-            | u64::from(self.fragment) << 16
-            | u64::from(self.payload) << 32
-    }
-
-    #[inline(always)]
-    fn unpack(packed: u64) -> Self {
-        Self {
-            protocol: packed as u8,
-            extensions: (packed >> 8) as u8,
-            fragment: (packed >> 16) as u16,
-            // The verifier does not know the bound. LLVM knows one, and would remove the mask.
-            payload: core::hint::black_box(packed >> 32) as u16 & 0x3fff,
-        }
-    }
 }
 
 // === impl Transport ===

@@ -1,7 +1,7 @@
 //! The parsers of the eBPF programs, compiled for the host from the same files, against a decoder that shares
 //! no code with them. A build for the host also panics at overflows, which the verifier lets pass.
 //!
-//! [`packet`] and [`extensions`] take the place of the programs' modules of these names, which call the
+//! [`packet`] and [`skip`] take the place of the programs' modules of these names, which call the
 //! kernel.
 
 #![expect(unsafe_code, reason = "the programs' parsers read headers in place")]
@@ -22,6 +22,7 @@ of_the_programs! {
     branchless: "../../../agent-ebpf/src/branchless.rs",
     checksum: "../../../agent-ebpf/src/checksum.rs",
     ends: "../../../agent-ebpf/src/ends.rs",
+    extensions: "../../../agent-ebpf/src/extensions.rs",
     flow_key: "../../../agent-ebpf/src/flow_key.rs",
     headers: "../../../agent-ebpf/src/headers.rs",
     icmp: "../../../agent-ebpf/src/icmp.rs",
@@ -31,8 +32,8 @@ of_the_programs! {
 
 mod checksums;
 mod conditions;
-mod extensions;
 mod frames;
 mod oracle;
 mod packet;
 mod random;
+mod skip;

@@ -10,7 +10,7 @@ use agent_common::{
 };
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 
-use super::{flows::NewView, subject::Judge};
+use super::{new_view::NewView, subject::Judge};
 use crate::{
     address::Address,
     clear,
@@ -227,6 +227,26 @@ pub fn get() -> Option<&'static Case> {
     // SAFETY: the only value of an array, valid whatever its bytes are, but for `Family` and the like, which
     // are not in it. The value is this CPU's, and tc programs do not preempt each other on a CPU.
     POLICY_CASE.get_ptr(0).map(|case| unsafe { &*case })
+}
+
+/// What the rules have found, for a record of a packet with a reason: ruleset, class and bit.
+#[inline(always)]
+pub fn verdict(reason: u32) -> (u32, u32, u32) {
+    match get().filter(|_| is_of_policy(reason)).map(|case| case.verdict.get()) {
+        Some(Verdict { ruleset, class, bit, .. }) => (ruleset, class, bit),
+        None => (0, 0, 0),
+    }
+}
+
+#[inline(always)]
+pub fn is_of_policy(reason: u32) -> bool {
+    const OF_POLICY: [DropReason; 4] = [
+        DropReason::PolicyEgress,
+        DropReason::PolicyIngress,
+        DropReason::PeerUnknown,
+        DropReason::PolicyUnknown,
+    ];
+    OF_POLICY.iter().any(|it| *it as u32 == reason)
 }
 
 /// Arithmetic instead of a branch: the verifier would walk the rest once for each outcome.

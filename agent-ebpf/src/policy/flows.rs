@@ -8,8 +8,6 @@
 //! Times are in jiffies, which cost less than a clock. The kernel counts from 100 to 1000 of them in a
 //! second: the times below hold for 1000, and are longer with fewer.
 
-use core::mem::offset_of;
-
 use agent_common::{
     DropReason, MAX_POLICY_FLOWS, TRANSLATED_PORTS, VifEntry,
     event::direction,
@@ -22,10 +20,10 @@ use super::{
     case::{self, Case, End, Peer, Question, Verdict, origin, pair},
     fragments,
     judge::{self, answer},
+    new_view::NewView,
 };
 use crate::{
     address::Address,
-    flow_key::Padded,
     headers::{ACK, FIN, RST, SYN, TCP},
     vifs,
 };
@@ -49,21 +47,6 @@ const CLOSED: u64 = 60 * SECOND;
 
 /// The first port that kernels give to clients (`ip_local_port_range`).
 const FIRST_OF_CLIENTS: u16 = TRANSLATED_PORTS.1 + 1;
-
-/// A `View` whose fields behind the flags are zeros.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct NewView {
-    pub used: u64,
-    pub epoch: u32,
-    pub peer: u32,
-    pub flags: Padded<u64>,
-}
-
-const _: () = assert!(size_of::<NewView>() == size_of::<View>());
-const _: () = assert!(offset_of!(NewView, epoch) == offset_of!(View, epoch));
-const _: () = assert!(offset_of!(NewView, peer) == offset_of!(View, peer));
-const _: () = assert!(offset_of!(NewView, flags) == offset_of!(View, flags));
 
 /// A known flow.
 #[derive(Clone, Copy)]

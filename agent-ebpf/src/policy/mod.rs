@@ -4,10 +4,11 @@
 //! judges is *untracked*: the row says so, and nothing else is looked up.
 
 mod allowed;
-mod case;
+pub mod case;
 mod flows;
 mod fragments;
 mod judge;
+mod new_view;
 mod pairs;
 mod places;
 mod rows;
@@ -139,31 +140,11 @@ pub fn translated(packet: &Packet, meta: &Meta, from: u32) -> Result<(), DropRea
 /// Where to count a packet that policies deny: at the pod whose policies these are. `None` for other reasons.
 #[inline(always)]
 pub fn place(reason: DropReason) -> Option<(u32, Direction)> {
-    if !is_of_policy(reason as u32) {
+    if !case::is_of_policy(reason as u32) {
         return None;
     }
     let End { ifindex, direction, .. } = case::get()?.end.get();
     Some((ifindex, if direction == direction::INGRESS { Direction::Ingress } else { Direction::Egress }))
-}
-
-/// What the rules have found, for a record of a packet with a reason: ruleset, class and bit.
-#[inline(always)]
-pub fn verdict(reason: u32) -> (u32, u32, u32) {
-    match case::get().filter(|_| is_of_policy(reason)).map(|case| case.verdict.get()) {
-        Some(Verdict { ruleset, class, bit, .. }) => (ruleset, class, bit),
-        None => (0, 0, 0),
-    }
-}
-
-#[inline(always)]
-fn is_of_policy(reason: u32) -> bool {
-    const OF_POLICY: [DropReason; 4] = [
-        DropReason::PolicyEgress,
-        DropReason::PolicyIngress,
-        DropReason::PeerUnknown,
-        DropReason::PolicyUnknown,
-    ];
-    OF_POLICY.iter().any(|it| *it as u32 == reason)
 }
 
 /// The link has no other pod, and routers do not forward from or to such an address.

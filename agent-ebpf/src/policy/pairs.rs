@@ -15,8 +15,9 @@ use aya_ebpf::bindings::__sk_buff;
 use super::{
     allowed::{self, ferrule_note_allowed},
     case::{self, Both, Case, Question, pair},
-    flows::{self, Found, NewView, is_over, now},
+    flows::{self, Found, is_over, now},
     judge::answer,
+    new_view::NewView,
     subject::Judge,
 };
 use crate::{endpoints, flow_key::Padded, packet::Packet};

@@ -20,7 +20,8 @@ use aya_ebpf::{Global, btf_maps::LruHashMap, macros::btf_map};
 
 use super::{
     case::{self, Case, Question},
-    flows::{NewView, POLICY_FLOWS, POLICY_PENDING, is_closed, now},
+    flows::{POLICY_FLOWS, POLICY_PENDING, is_closed, now},
+    new_view::NewView,
 };
 use crate::branchless::{Condition, pick};
 

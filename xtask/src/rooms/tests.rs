@@ -11,7 +11,7 @@ fn file(path: &str, text: &str) -> File {
 
 fn check(files: &[(&str, &str)]) -> Vec<String> {
     let files: Vec<File> = files.iter().map(|(path, text)| file(path, text)).collect();
-    findings(&Table::parse(TABLE).unwrap(), &files).into_iter().map(|Finding(text)| text).collect()
+    of_rooms(&Table::parse(TABLE).unwrap(), &files).into_iter().map(|Finding(text)| text).collect()
 }
 
 const MIDDLE: (&str, &str) = ("middle", "use crate::low::A;\n");
@@ -75,4 +75,16 @@ fn a_table_with_an_arrow_up_is_refused() {
     let error = Table::parse("```rooms\nlow: high\nhigh:\n```\n").unwrap_err().to_string();
     assert_eq!(error, "room `low` names `high`, which is not in a line above it");
     assert!(Table::parse("no table").is_err());
+}
+
+#[test]
+fn circles_of_a_crate_without_rooms_are_found() {
+    let files = [
+        file("events", "use crate::policy;\n"),
+        file("policy/mod", "mod case;\nuse crate::events;\n"),
+        file("policy/case", "use super::MISSING;\n"),
+    ];
+    let found: Vec<_> =
+        circles("crate/src", &files, |_| true).into_iter().map(|Finding(text)| text).collect();
+    assert_eq!(found, ["crate/src: circle between files: events → policy → events"]);
 }
