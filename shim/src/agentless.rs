@@ -5,26 +5,17 @@
 //! interface for a deviation and restore it.
 
 mod deferred;
+mod key;
 mod links;
 mod lock;
 
 use std::{io, path::Path, time::Duration};
 
-use ferrule_proto::{
-    cni::{AttachmentKey, error::Code},
-    names::{ContainerId, IfName, InvalidName, NetworkName},
-    quoted::Quoted,
-};
+use ferrule_proto::{cni::error::Code, quoted::Quoted};
 
+pub(crate) use self::key::Key;
 use self::links::Links;
 use crate::error::CniError;
-
-/// The validated identity of an attachment.
-pub(crate) struct Key {
-    network: NetworkName,
-    container_id: ContainerId,
-    ifname: IfName,
-}
 
 /// Time for a starting agent, and for other shims that record a deferred DEL.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -74,27 +65,6 @@ pub(crate) fn del(
     // Held until now: an agent that starts must find the interface deleted.
     drop(lock);
     deleted
-}
-
-// === impl Key ===
-
-impl Key {
-    /// Validates a request's key.
-    ///
-    /// # Errors
-    /// If a name is invalid.
-    pub(crate) fn new(key: &AttachmentKey) -> Result<Self, InvalidName> {
-        Ok(Self {
-            network: NetworkName::new(&key.network)?,
-            container_id: ContainerId::new(&key.container_id)?,
-            ifname: IfName::new(&key.ifname)?,
-        })
-    }
-
-    /// The ownership stamp, which the agent sets as the alias of the host interface.
-    fn stamp(&self) -> String {
-        format!("ferrule:{}:{}:{}", self.network, self.container_id, self.ifname)
-    }
 }
 
 fn try_again_later(msg: &str, details: &str) -> CniError {

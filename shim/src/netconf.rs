@@ -6,6 +6,8 @@
 mod annotations;
 mod bandwidth;
 mod capabilities;
+mod dns;
+mod field;
 mod misspelt;
 mod port_mappings;
 mod prev_result;
@@ -15,9 +17,14 @@ use ferrule_proto::{
     names::{ContainerId, IfName, NetworkName},
     quoted::Quoted,
 };
-use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
+pub(crate) use self::dns::Dns;
+use self::{
+    dns::MAX_DNS,
+    field::{even_null, field, refuse},
+};
 use crate::{
     error::CniError,
     version::{CniVersion, Supported},
@@ -69,20 +76,6 @@ pub(crate) struct Settings {
     pub(crate) dns: Dns,
 }
 
-/// DNS settings of the pod, which the result of ADD returns to the runtime.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default)]
-pub(crate) struct Dns {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    nameservers: Vec<String>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    domain: String,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    search: Vec<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    options: Vec<String>,
-}
-
 /// An attachment that GC keeps.
 #[derive(Debug, Deserialize)]
 struct ValidAttachment {
@@ -95,9 +88,6 @@ struct ValidAttachment {
 const MTU: std::ops::RangeInclusive<u32> = 68..=65535;
 /// `UNIX_PATH_MAX` in `linux/un.h`, less the terminating NUL.
 const MAX_SOCKET: usize = 107;
-/// Longest `dns`, in bytes of JSON: in memory, a list of empty names is many times larger than its JSON.
-const MAX_DNS: usize = 64 * 1024;
-
 // === impl Document ===
 
 impl<'a> Document<'a> {
@@ -246,43 +236,6 @@ impl<'a> Document<'a> {
     }
 }
 
-// === impl Dns ===
-
-impl Dns {
-    pub(crate) fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-/// Decodes one field. `null` counts as missing.
-fn field<T: DeserializeOwned>(
-    raw: Option<&RawValue>,
-    name: &str,
-    expected: &str,
-) -> Result<Option<T>, CniError> {
-    let Some(raw) = raw else { return Ok(None) };
-    serde_json::from_str(raw.get())
-        .map_err(|_| refuse(name, format_args!("found {}, expected {expected}", found(raw))))
-}
-
-/// A value as messages show it: a string without the quotes of JSON inside those of the message.
-fn found(raw: &RawValue) -> String {
-    match serde_json::from_str::<String>(raw.get()) {
-        Ok(text) => format!("the string {}", Quoted(&text)),
-        Err(_) => Quoted(raw.get()).to_string(),
-    }
-}
-
-/// Decodes `null` to `Some`, to tell `null` from a missing field.
-fn even_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
-    <&RawValue>::deserialize(deserializer).map(Some)
-}
-
-/// Decodes `null` to nothing, as Go does.
-fn even_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    Ok(Option::<String>::deserialize(deserializer)?.unwrap_or_default())
-}
-
 fn checked_socket(path: String) -> Result<String, CniError> {
     let quoted = Quoted(&path);
     if path.is_empty() {
@@ -298,16 +251,6 @@ fn checked_socket(path: String) -> Result<String, CniError> {
         return Err(refuse("socket", format_args!("{quoted} is longer than {MAX_SOCKET} bytes")));
     }
     Ok(path)
-}
-
-fn refuse(name: &str, reason: impl std::fmt::Display) -> CniError {
-    refuse_with(name, reason, "correct the network configuration in /etc/cni/net.d")
-}
-
-/// The error for a field, with a remedy.
-fn refuse_with(name: &str, reason: impl std::fmt::Display, details: &str) -> CniError {
-    let msg = format!("reading \"{name}\" of the network configuration: {reason}");
-    CniError::new(Code::InvalidNetworkConfig, msg, details)
 }
 
 #[cfg(test)]

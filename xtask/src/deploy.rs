@@ -8,7 +8,10 @@ use anyhow::Result;
 use serde_json::json;
 
 pub(crate) use self::options::Deploy;
-use self::{kubectl::Kubectl, pulls::Pulls};
+use self::{
+    kubectl::{Kubectl, SELECTOR},
+    pulls::Pulls,
+};
 use crate::{
     chart::{self, Release},
     failure::Failure,
@@ -20,7 +23,6 @@ use crate::{
 
 /// What the chart calls the agents.
 const AGENTS: &str = "daemonset/ferrule-agent";
-const SELECTOR: &str = "app.kubernetes.io/name=ferrule-agent";
 /// The first minor version of Kubernetes 1 that has everything in the chart.
 const KUBERNETES: u32 = 30;
 

@@ -17,11 +17,11 @@ use std::{
 
 use anyhow::{Result, bail};
 
-use self::{graph::Graph, imports::Source};
+use self::{
+    graph::Graph,
+    imports::{Module, Source},
+};
 use crate::{failure::OrFail as _, files};
-
-/// A module's path below the crate root: `["attach", "engine"]`.
-type Module = Vec<String>;
 
 /// The rooms, lowest first, and what each may import.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +45,8 @@ const DOCUMENT: &str = "docs/architecture.md";
 const SOURCES: &str = "agent/src";
 /// The sources of crates without rooms, in which no files import each other in circles either. (In the crates
 /// that are not here, some modules and their parents do.)
-const WITHOUT_ROOMS: [&str; 4] = ["agent-common/src", "agent-ebpf/src", "proto/src", "vif/src"];
+const WITHOUT_ROOMS: [&str; 6] =
+    ["agent-common/src", "agent-ebpf/src", "proto/src", "shim/src", "vif/src", "xtask/src"];
 
 /// Compares the imports of the agent's sources with the table, and finds circles of imports.
 ///

@@ -10,7 +10,7 @@ use std::{
 use ferrule_proto::deferred::{self, BOOT_ID, DeferredDel, MAX_FILES};
 use nix::time::{ClockId, clock_gettime};
 
-use super::Key;
+use super::key::Key;
 
 /// Records a DEL durably, replacing an earlier record of the same attachment.
 ///

@@ -12,7 +12,7 @@ use ferrule_proto::{
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::refuse_with;
+use super::field::refuse_with;
 use crate::error::CniError;
 
 /// Bytes: Kubernetes' limit for all annotations of an object.

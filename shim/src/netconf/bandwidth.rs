@@ -4,7 +4,7 @@ use ferrule_proto::{cni::Bandwidth, quoted::Quoted};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::refuse_with;
+use super::field::refuse_with;
 use crate::error::CniError;
 
 const CAPABILITY: &str = "runtimeConfig.bandwidth";

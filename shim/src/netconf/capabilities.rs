@@ -13,7 +13,10 @@ use ferrule_proto::{cni::error::Code, quoted::Quoted};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
-use super::{Dns, MAX_DNS, refuse_with};
+use super::{
+    dns::{Dns, MAX_DNS},
+    field::refuse_with,
+};
 use crate::error::CniError;
 
 /// Capabilities of the CNI conventions that this plugin does not support, each with a remedy.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use ferrule_proto::misspelt::is_misspelt;
 use serde::de::IgnoredAny;
 
-use super::refuse_with;
+use super::field::refuse_with;
 use crate::error::CniError;
 
 /// The keys that an operator writes and that can be missing. A misspelt `name` or `type` fails anyway.

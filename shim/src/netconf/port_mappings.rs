@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::net::IpAddr;
 
-use super::{even_none, refuse_with};
+use super::field::{even_none, refuse_with};
 use crate::error::CniError;
 
 const CAPABILITY: &str = "runtimeConfig.portMappings";

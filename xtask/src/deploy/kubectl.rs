@@ -26,6 +26,8 @@ pub(super) struct Kubectl {
     pub(super) manifests: PathBuf,
 }
 
+/// The label of the agents' pods.
+pub(super) const SELECTOR: &str = "app.kubernetes.io/name=ferrule-agent";
 /// How long a question to the cluster may take.
 pub(super) const PATIENCE: &str = "--request-timeout=15s";
 const EVERY: Duration = Duration::from_secs(5);

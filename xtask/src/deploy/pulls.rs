@@ -9,10 +9,7 @@ use std::{
 use anyhow::Result;
 use serde_json::Value;
 
-use super::{
-    SELECTOR,
-    kubectl::{Kubectl, PATIENCE},
-};
+use super::kubectl::{Kubectl, PATIENCE, SELECTOR};
 use crate::{failure::Failure, run::say};
 
 /// What kubelets say of their pulls.

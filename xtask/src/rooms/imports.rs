@@ -8,7 +8,8 @@ use syn::{
     visit::{self, Visit},
 };
 
-use super::Module;
+/// A module's path below the crate root: `["attach", "engine"]`.
+pub(super) type Module = Vec<String>;
 
 /// The paths that a file names, as written.
 #[derive(Debug, Default)]
