@@ -37,9 +37,10 @@ pub(crate) fn build(ws: &Workspace, named: Option<&str>) -> Result<()> {
     }
     let sources = ws.root.join("target/previous");
     check_out(ws, commit, &sources)?;
-    compile(ws, &sources, &name)?;
+    let previous = Workspace::at(&sources);
+    compile(ws, &previous, &name)?;
     for binary in dist::names() {
-        files::copy(&debug::folder(ws).join(binary), &to.join(binary))?;
+        files::copy(&debug::folder(&previous).join(binary), &to.join(binary))?;
     }
     remove(&sources)?;
     files::replace_if_changed(&mark, commit.as_bytes()).map(drop)
@@ -64,12 +65,10 @@ fn check_out(ws: &Workspace, commit: &str, to: &Path) -> Result<()> {
     fs::remove_file(&archive).or_fail(format!("removing {from}"), "remove the file by hand")
 }
 
-/// Builds the programs with that commit's toolchain, without which they would not be those of the release,
-/// and the binaries with this checkout's: another compiler would compile each crate that both use once more.
-fn compile(ws: &Workspace, sources: &Path, name: &str) -> Result<()> {
+/// Builds a checkout with its own toolchain, as the release was.
+fn compile(ws: &Workspace, previous: &Workspace, name: &str) -> Result<()> {
     let remedy = "build that commit in a checkout of its own, and see what it needs";
-    let previous = ws.elsewhere(sources);
-    let [own, theirs] = [channel(&ws.root)?, channel(sources)?];
+    let [own, theirs] = [channel(&ws.root)?, channel(&previous.root)?];
     let mut programs = previous
         .cargo("xtask", format!("building the eBPF programs of {name}"), remedy)
         .arg("build-ebpf")
@@ -78,11 +77,11 @@ fn compile(ws: &Workspace, sources: &Path, name: &str) -> Result<()> {
         programs = programs.env(LINKER_VARIABLE, linker::need(ws)?);
     }
     // The verifier refuses programs of incremental builds.
-    programs.env("CARGO_TARGET_DIR", ws.target()).env("CARGO_INCREMENTAL", "0").run()?;
+    programs.env("CARGO_TARGET_DIR", previous.target()).env("CARGO_INCREMENTAL", "0").run()?;
     let binaries: Vec<&str> = dist::names().collect();
-    debug::build(&previous, &format!("building the binaries of {name}"), &binaries)
+    debug::build(previous, &format!("building the binaries of {name}"), &binaries)
         .arg("--locked")
-        .env("RUSTUP_TOOLCHAIN", &own)
+        .env("RUSTUP_TOOLCHAIN", &theirs)
         .run()
 }
 

@@ -38,13 +38,8 @@ impl Workspace {
         Ok(Self { root, target })
     }
 
-    /// Another checkout that builds into the target directory of this one.
-    pub(crate) fn elsewhere(&self, root: &Path) -> Self {
-        Self { root: root.to_owned(), target: self.target.clone() }
-    }
-
-    /// A workspace elsewhere.
-    #[cfg(test)]
+    /// A checkout elsewhere, with a target directory of its own: in a shared one, cargo takes packages of the
+    /// same names for the same, and the older files for compiled.
     pub(crate) fn at(root: &Path) -> Self {
         Self { root: root.to_owned(), target: root.join("target") }
     }
