@@ -65,7 +65,7 @@ pub enum ConfigError {
     TunnelPort,
     #[error("invalid --log or FERRULE_LOG: {0}")]
     Log(#[from] InvalidFilter),
-    #[error("cannot use --masquerade-ports")]
+    #[error("cannot use --masquerade-ports: {0}")]
     Ports(#[from] InvalidPorts),
     #[error("{what} must be an absolute path, not {path:?}")]
     Relative { what: &'static str, path: PathBuf },

@@ -15,21 +15,26 @@ pub struct UnknownKey {
 /// The least Jaro similarity of a suggestion; clap suggests flags from 0.7.
 const SIMILAR: f64 = 0.7;
 
-/// The keys of a file, in order.
+/// In the place of a file's path: standard input.
+const STDIN: &str = "-";
+
+/// The settings of a file, or of standard input for `-`, and the keys that are set, in order. A missing file
+/// is an error, also the default one.
 ///
 /// # Errors
 /// As [`Settings::read`].
-pub(super) fn keys(path: &Path) -> Result<Vec<String>, ConfigError> {
-    let text =
-        fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    Ok(table(path, &text)?.into_iter().map(|(key, _)| key).collect())
+pub(super) fn check(path: &Path) -> Result<(Settings, Vec<String>), ConfigError> {
+    let is_stdin = path == Path::new(STDIN);
+    // Once: a pipe is empty when it is read again.
+    let text = if is_stdin { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
+    let text = text.map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    Ok((parse(path, &text)?, keys(path, &text)?))
 }
 
 fn parse(path: &Path, text: &str) -> Result<Settings, ConfigError> {
     let known: Vec<String> = manual::settings().into_iter().map(|it| it.key).collect();
-    let given = table(path, text)?;
-    let unknown: Vec<UnknownKey> = given
-        .keys()
+    let unknown: Vec<UnknownKey> = keys(path, text)?
+        .iter()
         .filter(|key| !known.contains(key))
         .map(|key| UnknownKey { key: key.clone(), suggestion: most_similar(key, &known) })
         .collect();
@@ -40,8 +45,9 @@ fn parse(path: &Path, text: &str) -> Result<Settings, ConfigError> {
     toml::from_str(text).map_err(|source| invalid(path, source))
 }
 
-fn table(path: &Path, text: &str) -> Result<toml::Table, ConfigError> {
-    text.parse().map_err(|source| invalid(path, source))
+fn keys(path: &Path, text: &str) -> Result<Vec<String>, ConfigError> {
+    let table: toml::Table = text.parse().map_err(|source| invalid(path, source))?;
+    Ok(table.into_iter().map(|(key, _)| key).collect())
 }
 
 fn invalid(path: &Path, source: toml::de::Error) -> ConfigError {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{
-    Args, ConfigError, Settings,
+    Args, ConfigError,
     command::{Command, ConfigAction},
     file, manual,
 };
@@ -26,10 +26,10 @@ impl Args {
 
     fn check(&mut self, path: Option<PathBuf>) -> Result<String, ConfigError> {
         let path = path.unwrap_or_else(|| self.config.clone());
-        let keys = file::keys(&path)?;
+        let (from_file, keys) = file::check(&path)?;
         let settings = std::mem::take(&mut self.settings);
         // A file for agents in pods is checked wherever its author is.
-        let config = settings.over(Settings::read(&path)?).validate(true, self.deprecated)?;
+        let config = settings.over(from_file).validate(true, self.deprecated)?;
         let sets = if keys.is_empty() { "no setting".to_owned() } else { keys.join(", ") };
         let mut text = format!("{}: valid; sets {sets}\n", path.display());
         text.extend(config.deprecated.iter().map(|it| format!("{it}\n")));
