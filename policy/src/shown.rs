@@ -135,7 +135,7 @@ fn rules(policy: &Policy, direction: Direction) -> Vec<agent::PolicyRule> {
 fn step(compiler: &Compiler, step: &Step, direction: Direction) -> agent::PolicyVerdict {
     let shown = agent::PolicyVerdict { allowed: step.is_allowed, ..agent::PolicyVerdict::default() };
     let because = match &step.because {
-        Because::NotPoliced => "no policy applies to what is no pod with a network of its own".to_owned(),
+        Because::NotPoliced => "no policy applies: not a pod, or a pod in its node's network".to_owned(),
         Because::OwnAddress => own_address(),
         Because::OwnNode => own_node(),
         Because::Default => no_policy(),

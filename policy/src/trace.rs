@@ -104,6 +104,12 @@ pub enum TraceError {
     /// No family has an address at both ends.
     #[error("found no address family that both ends have")]
     NoFamily,
+    /// The destination is a Service's address: policies judge the backend that the host chooses.
+    #[error(
+        "{0} is an address of a Service, and policies judge the packet after its translation: trace to a pod behind the \
+         Service and its target port"
+    )]
+    Service(IpAddr),
 }
 
 /// An end, resolved.
@@ -130,6 +136,11 @@ impl Compiler {
     /// # Errors
     /// If an end is not known.
     pub fn trace(&self, from: &Party, to: &Party, protocol: u8, port: u16) -> Result<Trace, TraceError> {
+        if let Party::Address(address) = *to
+            && self.is_translated(address.into())
+        {
+            return Err(TraceError::Service(address));
+        }
         let (from, to) = (self.ends(from)?, self.ends(to)?);
         let family = |end: &End| end.addr.map(Addr::is_v4);
         let pairs = from.iter().flat_map(|from| to.iter().map(move |to| (from, to)));
@@ -142,6 +153,11 @@ impl Compiler {
         let ingress = self.judge(Direction::Ingress, to, from, &traffic);
         let is_allowed = egress.is_allowed && ingress.is_allowed;
         Ok(Trace { from: self.traced(from), to: self.traced(to), is_allowed, egress, ingress })
+    }
+
+    /// Whether the host translates packets to an address. A load balancer's address can be a node's.
+    fn is_translated(&self, addr: Addr) -> bool {
+        self.store.owner(addr).is_none() && self.store.marks.is_service(addr)
     }
 
     /// An end, once for each of its addresses.

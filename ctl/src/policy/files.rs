@@ -1,4 +1,4 @@
-//! Policies, pods, namespaces and nodes of files, compiled as an agent does.
+//! Policies, pods, namespaces, nodes and Services of files, compiled as an agent does.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -91,6 +91,11 @@ impl Objects {
             ("Node", "") => {
                 named(&mut object, "Node", None)?;
                 self.changes.push(Change::Node(decode(&object)?));
+                Ok(())
+            }
+            ("Service", "") => {
+                named(&mut object, "Service", Some("default"))?;
+                self.changes.push(Change::Service(decode(&object)?));
                 Ok(())
             }
             ("NetworkPolicy", "networking.k8s.io" | "") => {

@@ -23,7 +23,8 @@ items:
   metadata: {name: store, namespace: db, labels: {app: store}}
   spec: {containers: [{name: c, ports: [{name: sql, containerPort: 5432}]}]}
   status: {podIP: 10.0.0.2, podIPs: [{ip: 10.0.0.2}]}
-- {apiVersion: v1, kind: Service, metadata: {name: store, namespace: db}}
+- {apiVersion: v1, kind: Service, metadata: {name: store, namespace: db}, spec: {clusterIP: 10.96.0.7}}
+- {apiVersion: v1, kind: Endpoints, metadata: {name: store, namespace: db}}
 ---
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -116,7 +117,7 @@ denied: ICMP from web/front (10.0.0.1) to 203.0.113.9
 
 POLICIES OF   VERDICT  ROWS  BECAUSE
 the sender    denied   -     ClusterNetworkPolicy no-world (Admin, priority 7) egress[0] \"world\" denies
-the receiver  allowed  -     no policy applies to what is no pod with a network of its own";
+the receiver  allowed  -     no policy applies: not a pod, or a pod in its node's network";
     assert_eq!((text.as_str(), exit_code(&denied)), (expected, 1));
     let (text, _) = traced(CLUSTER, "node", "db/store", "22");
     assert!(text.starts_with("allowed: TCP 22 from the node to db/store (10.0.0.2)\n"), "{text}");
@@ -169,7 +170,7 @@ pods and allows nothing";
     assert_eq!(
         notes,
         [
-            "ignored 1 of kind Service: policies do not depend on them",
+            "ignored 1 of kind Endpoints: policies do not depend on them",
             "the namespace db is not in the files: assumed with the label kubernetes.io/metadata.name only",
         ]
     );
@@ -212,6 +213,8 @@ fn the_command_reads_files_and_needs_no_agent() {
     assert_eq!(trace("db/store", "80").unwrap().code, 1);
     let error = format!("{:#}", trace("db/ghost", "80").unwrap_err());
     assert!(error.contains("found no pod db/ghost"), "{error}");
+    let error = format!("{:#}", trace("10.96.0.7", "5432").unwrap_err());
+    assert!(error.contains("10.96.0.7 is an address of a Service") && error.contains("target port"), "{error}");
     let json = run_with(&[
         "trace",
         "-o",
