@@ -100,6 +100,8 @@ fn unknown_keys_wrong_types_and_texts_that_end_a_text_are_refused() {
         (json!({ "maxUnavailable": "many" }), "/maxUnavailable"),
         (json!({ "metrics": { "podMonitor": true } }), "/metrics/host"),
         (json!({ "metrics": { "runbookUrl": "wiki: x" } }), "/metrics/runbookUrl"),
+        (json!({ "metrics": { "serverName": "agents.example" } }), "/metrics/certificateSecret"),
+        (json!({ "agent": { "masquerade_ports": "1000-65535" } }), "/agent/masquerade_ports"),
     ] {
         let why = refused(values);
         assert!(why.contains(at) && why.contains("values.yaml"), "{at}: {why}");
@@ -223,6 +225,14 @@ fn prometheus_gets_a_monitor_and_alerts_with_links_only_if_they_are_asked_for() 
     for (label, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
         assert_eq!(&pods[label], value, "{label} selects no agent");
     }
+    let labelled = json!({ "labels": { "release": "monitoring" }, "certificateSecret": "tls", "serverName": "agents.example",
+                           "host": "0.0.0.0", "podMonitor": true, "rules": true });
+    assert_eq!(rules(labelled.clone())["metadata"]["labels"]["release"], "monitoring");
+    let monitor = of_kind("PodMonitor", json!({ "metrics": labelled })).remove(0);
+    assert_eq!(monitor["metadata"]["labels"]["release"], "monitoring");
+    let tls =
+        json!({ "serverName": "agents.example", "ca": { "secret": { "name": "tls", "key": "ca.crt" } } });
+    assert_eq!(monitor["spec"]["podMetricsEndpoints"][0]["tlsConfig"], tls);
     let default = rendered(json!({}));
     assert!(!default.contains("monitoring.coreos.com") && !default.contains("service-account-token"));
 }
