@@ -69,7 +69,7 @@ impl NodeEntry {
     pub const OWN: u32 = 2;
     /// The node is reached through the tunnel.
     pub const VXLAN: u32 = 4;
-    /// Packets between a pod of this node and one of the range may pass the stack by.
+    /// Packets between a pod of this node and one of the range may bypass the stack.
     pub const FAST: u32 = 8;
 
     /// Whether the prefix is an address of a node.
@@ -84,7 +84,7 @@ impl NodeEntry {
         self.flags & (Self::ADDRESS | Self::OWN) == 0
     }
 
-    /// Whether packets may pass the stack by.
+    /// Whether packets may bypass the stack.
     #[inline(always)]
     pub const fn is_fast(&self) -> bool {
         self.flags & Self::FAST != 0

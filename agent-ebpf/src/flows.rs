@@ -1,9 +1,9 @@
 //! `STACK_FLOWS` and `FLOW_RINGS`: the flows between pods that the host's stack translates.
 //!
 //! The stack may translate (DNAT) a pod's packet for a Service or a host port to a pod of this node. The
-//! replies must pass the stack to be translated back: delivered past it, they would reach the client from an
-//! address that it never called. So `to_pod` records a flow when the stack delivers a packet from another pod
-//! of this node, and `from_pod` leaves packets of recorded flows to the stack.
+//! replies must go through the stack to be translated back: delivered past it, they would reach the client
+//! from an address that it never called. So `to_pod` records a flow when the stack delivers a packet from
+//! another pod of this node, and `from_pod` leaves packets of recorded flows to the stack.
 //!
 //! The other end may be a pod of another node: then `to_link` records what the stack sends there, and
 //! `to_pod` what the stack delivers from there, and the programs at uplinks and tunnel leave the replies to
@@ -96,8 +96,8 @@ pub fn belongs_to_stack(packet: &Packet, meta: &Meta, vif: &VifEntry, peer: u32)
 /// Whether a plain packet begins a TCP connection from a port of translated flows.
 ///
 /// The host gives the flows that it translates client ports of [`TRANSLATED_PORTS`]. Connections from such a
-/// port pass the stack, too, and conntrack gives no two of its flows the same ends. So no translated flow can
-/// have the ends of one that passes the stack by.
+/// port go through the stack, too, and conntrack gives no two of its flows the same ends. So no translated
+/// flow can have the ends of one that bypasses the stack.
 #[inline(always)]
 pub fn begins_at_translated_port(packet: &Packet, meta: &Meta) -> bool {
     const FIRST: u64 = TRANSLATED_PORTS.0 as u64;

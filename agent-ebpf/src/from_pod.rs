@@ -81,7 +81,7 @@ fn forward(packet: &mut Packet, meta: &Meta, vif: &VifEntry, subject: Judge) -> 
             delivery::decrement_hops(packet, meta)?;
             Ok(outcome)
         }
-        // `to_link` records the flow as if translated, and the replies pass the stack, too.
+        // `to_link` records the flow as if translated, and the replies go through the stack, too.
         None => Ok(Outcome::stack(packet, Stamp::Service)),
     }
 }

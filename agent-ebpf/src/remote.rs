@@ -1,10 +1,10 @@
 //! Packets between a pod of this node and one of another node, past the stack if nothing speaks against it.
 //!
-//! A flow passes the stack in both directions or in none: conntrack would call half of a flow invalid, and a
-//! translated flow needs the stack for its replies. So the two ends decide, and `STACK_FLOWS`: only a pod's
-//! and a remote pod's own addresses qualify, and none of the flows that the stack translates for this node's
-//! pod. The stack gets all packets that are not plainly forwarded, and answers, fragments, translates or
-//! drops.
+//! A flow goes through the stack in both directions or in none: conntrack would call half of a flow invalid,
+//! and a translated flow needs the stack for its replies. So the two ends decide, and `STACK_FLOWS`: only a
+//! pod's and a remote pod's own addresses qualify, and none of the flows that the stack translates for this
+//! node's pod. The stack gets all packets that are not plainly forwarded, and answers, fragments, translates
+//! or drops.
 
 use agent_common::{DropReason, Endpoint, NodeEntry, VifEntry};
 

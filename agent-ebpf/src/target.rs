@@ -9,7 +9,7 @@ use crate::{address::Address, flows, policy::Judge};
 pub struct Target {
     /// Host interface of a pod of this node, or [`flows::REMOTE`].
     pub peer: u32,
-    /// Bytes without the Ethernet header; 0 for a pod to which packets may not pass the stack by.
+    /// Bytes without the Ethernet header; 0 for a pod to which packets may not bypass the stack.
     pub mtu: u32,
     /// The slot of a pod of this node; or the interface by which packets to a remote pod leave.
     pub place: u32,

@@ -1,7 +1,7 @@
 //! Packets that leave this node by an uplink or the tunnel: judges what a pod has sent to an address that the
 //! stack has translated since, and notes what the stack has translated for a pod of this node, so that the
-//! replies of a remote pod pass the stack, too. At an uplink, drops what others send into the tunnel of a
-//! node.
+//! replies of a remote pod go through the stack, too. At an uplink, drops what others send into the tunnel of
+//! a node.
 
 use agent_common::{DropReason, NodeEntry};
 

@@ -86,7 +86,8 @@ pub fn send(packet: &mut Packet, way: &UnderlayEntry) -> i64 {
             // SAFETY: a helper call without pointers.
             unsafe { bpf_redirect(way.device, 0) }
         }
-        // By the stack. `to_link` records the flow as if translated, and the replies pass the stack, too.
+        // By the stack. `to_link` records the flow as if translated, and the replies go through the stack,
+        // too.
         Ok(false) => {
             packet.stamp(Stamp::Service);
             TC_ACT_UNSPEC.into()

@@ -211,7 +211,7 @@ struct Settings {
     /// the way to the node, which routes its pods; `vxlan`: always; `off`: others route [default: auto].
     #[arg(long, env = "FERRULE_NODE_ROUTES", value_enum, value_name = "HOW")]
     node_routes: Option<nodes::Mode>,
-    /// Whether packets between pods of two nodes pass the host's stack by, with its firewall [default: on].
+    /// Whether packets between pods of two nodes bypass the host's stack and its firewall [default: on].
     #[arg(long, env = "FERRULE_NODE_FAST_PATH", value_enum, value_name = "SWITCH")]
     node_fast_path: Option<Switch>,
     /// UDP port of the tunnels between nodes, the same on every node [default: 4789].

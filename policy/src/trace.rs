@@ -157,7 +157,8 @@ impl Compiler {
 
     /// Whether the host translates packets to an address. A load balancer's address can be a node's.
     fn is_translated(&self, addr: Addr) -> bool {
-        self.store.owner(addr).is_none() && self.store.marks.is_service(addr)
+        let marks = &self.store.marks;
+        marks.is_service(addr) && !marks.is_own_node(addr) && self.store.owner(addr).is_none()
     }
 
     /// An end, once for each of its addresses.

@@ -110,7 +110,11 @@ fn a_stream_in_packets_above_64_kib_arrives_whole_and_passes_the_stack_by() {
             stream(&a, &b, *address).with_context(|| format!("to {address}"))?;
             let [packets, bytes] = sent(node, &a).map(|now| [now[0] - packets, now[1] - bytes])?;
             ensure!(bytes / packets > BIG, "{packets} packets of {} bytes to {address}", bytes / packets);
-            ensure!(forwarded()? == 0, "{} packets to or from {address} passed the stack", forwarded()?);
+            ensure!(
+                forwarded()? == 0,
+                "{} packets to or from {address} went through the stack",
+                forwarded()?
+            );
         }
         Ok(())
     })

@@ -25,7 +25,7 @@ pub enum Command {
 pub enum ConfigAction {
     /// Check a configuration file, together with the flags before `config` and the environment.
     Check {
-        /// The file [default: the one that --config names].
+        /// The file, or `-` for standard input [default: the one that --config names].
         file: Option<PathBuf>,
     },
     /// Print a configuration file with all settings as comments.

@@ -158,7 +158,7 @@ impl Keeper {
         self.obstacle.subscribe()
     }
 
-    /// What the last pass has decided: ways to other nodes' ranges, and where packets pass the stack by.
+    /// What the last pass has decided: ways to other nodes' ranges, and where packets bypass the stack.
     pub fn decided(&self) -> Arc<Report> {
         Arc::clone(&self.decided.borrow())
     }
@@ -355,8 +355,8 @@ impl Keeper {
         Ok(changed)
     }
 
-    /// Returns whether anything was changed. Connections that no longer pass the stack leave conntrack's
-    /// sight: it forgets them.
+    /// Returns whether anything was changed. Connections that no longer go through the stack leave
+    /// conntrack's sight: it forgets them.
     fn keep_rows(
         &self,
         plan: &Plan,
@@ -507,11 +507,11 @@ fn forget_connections(plan: &Plan, faster: &BTreeSet<IpNet>) {
     match conntrack::forget_connections(are_pods) {
         Ok(connections) => {
             let ranges = faster.len();
-            tracing::info!(ranges, connections, "packets to other nodes' pods pass the stack by again");
+            tracing::info!(ranges, connections, "packets to other nodes' pods bypass the stack again");
         }
         Err(error) => tracing::warn!(
             %error,
-            "cannot make conntrack forget the connections that now pass the stack by: their packets may be \
+            "cannot make conntrack forget the connections that now bypass the stack: their packets may be \
              invalid to conntrack if they come back"
         ),
     }

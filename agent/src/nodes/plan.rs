@@ -31,7 +31,7 @@ pub struct Underlay {
     pub hops: HashMap<IpAddr, Hop>,
     /// The interfaces of the default routes, and those that have the node's addresses.
     pub uplinks: BTreeSet<u32>,
-    /// Why packets must not pass the stack by; `None` if they may.
+    /// Why packets must not bypass the stack; `None` if they may.
     pub needs_stack: Option<String>,
     pub foreign: Foreign,
 }
@@ -45,7 +45,7 @@ pub struct Plan {
     pub tunnel: Option<Tunnel>,
     /// Sources whose packets to other nodes' addresses take the tunnel.
     pub sources: BTreeSet<IpNet>,
-    /// Why no packet passes the stack by; `None` if some may.
+    /// Why no packet bypasses the stack; `None` if some may.
     pub only_stack: Option<String>,
     foreign: Foreign,
     /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
@@ -188,7 +188,7 @@ impl Plan {
         self.nodes.own.as_ref().map(|own| own.ranges.as_slice()).unwrap_or_default()
     }
 
-    /// The ranges whose packets passed the stack by the rows `before`, and pass it by now.
+    /// The ranges whose packets went through the stack by the rows `before`, and bypass it now.
     pub fn faster(
         &self,
         before: &BTreeMap<NodeKey, NodeEntry>,
@@ -201,7 +201,7 @@ impl Plan {
         self.ranges().map(|it| it.range.trunc()).filter(is_faster).collect()
     }
 
-    /// Why packets between pods of this node and others pass the stack; `None` if they pass it by.
+    /// Why packets between pods of this node and others go through the stack; `None` if they bypass it.
     pub fn slow_because(&self, range: IpNet, way: Way, tunnel: Option<u32>, bare: &Bare) -> Option<String> {
         if self.only_stack.is_some() {
             return self.only_stack.clone();

@@ -1,4 +1,4 @@
-//! What the keeper has decided: the way to each range of another node, and where packets pass the stack by.
+//! What the keeper has decided: the way to each range of another node, and where packets bypass the stack.
 //! For administrators, and pure.
 
 use std::{collections::HashMap, sync::Arc};
@@ -39,7 +39,7 @@ pub struct Reached<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taken {
     pub way: Way,
-    /// Why packets between pods do not pass the stack by; `None` if they do.
+    /// Why packets between pods do not bypass the stack; `None` if they do.
     pub slow: Option<String>,
 }
 
@@ -51,7 +51,7 @@ pub struct Counts {
     pub none: usize,
 }
 
-/// Whether packets between pods pass the stack by on a link.
+/// Whether packets between pods bypass the stack on a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FastPath {
     On,
@@ -105,7 +105,7 @@ impl Report {
         })
     }
 
-    /// Whether packets between pods pass the stack by on any way.
+    /// Whether packets between pods bypass the stack on any way.
     pub fn has_fast(&self) -> bool {
         let mut taken = self.ranges().filter_map(|range| self.taken(Some(range)).ok());
         taken.any(|it| it.slow.is_none())
@@ -123,7 +123,7 @@ impl Report {
         counts
     }
 
-    /// Whether packets between pods pass the stack by on the tunnel device or an uplink.
+    /// Whether packets between pods bypass the stack on the tunnel device or an uplink.
     pub fn fast_path(&self, ifindex: u32) -> FastPath {
         if self.settings.mode == Mode::Off {
             return FastPath::Off(LEFT_TO_OTHERS.to_owned());
@@ -229,7 +229,7 @@ mod tests {
         Report { nodes, settings, plan, tunnel: Some(TUNNEL), bare: Bare::new(), areas }
     }
 
-    /// One line for each range: the way, its MTU, and whether packets pass the stack by.
+    /// One line for each range: the way, its MTU, and whether packets bypass the stack.
     fn lines(report: &Report) -> Vec<String> {
         let line = |(range, way): &(IpNet, Result<Taken, String>)| match way {
             Ok(Taken { way, slow }) => {

@@ -8,7 +8,7 @@ pub struct Settings {
     pub mode: Mode,
     /// UDP port of all nodes' tunnels.
     pub port: u16,
-    /// Whether packets between pods of two nodes pass the stack by.
+    /// Whether packets between pods of two nodes bypass the stack.
     pub fast_path: bool,
 }
 

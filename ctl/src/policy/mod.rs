@@ -52,8 +52,8 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Source {
-    /// File of policies, pods, namespaces, nodes and Services in YAML or JSON, as `kubectl get -o yaml` prints
-    /// them; may be repeated; - for standard input. No agent is asked
+    /// File of policies, pods, namespaces, nodes and Services in YAML or JSON, as `kubectl get -o yaml`
+    /// prints them; may be repeated; - for standard input. No agent is asked
     #[arg(short, long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
 }

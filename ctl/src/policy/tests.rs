@@ -214,7 +214,10 @@ fn the_command_reads_files_and_needs_no_agent() {
     let error = format!("{:#}", trace("db/ghost", "80").unwrap_err());
     assert!(error.contains("found no pod db/ghost"), "{error}");
     let error = format!("{:#}", trace("10.96.0.7", "5432").unwrap_err());
-    assert!(error.contains("10.96.0.7 is an address of a Service") && error.contains("target port"), "{error}");
+    assert!(
+        error.contains("10.96.0.7 is an address of a Service") && error.contains("target port"),
+        "{error}"
+    );
     let json = run_with(&[
         "trace",
         "-o",

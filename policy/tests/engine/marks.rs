@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use ferrule_policy::{Capacities, Change, ClassId, Compiler, PeerRow, Resource, Table, object};
+use ferrule_policy::{
+    Capacities, Change, ClassId, Compiler, Party, PeerRow, Resource, Table, TraceError, object,
+};
 use serde_json::{Value, json};
 
 use super::world::{End, Engine, TCP, World};
@@ -185,4 +187,19 @@ fn null_is_missing_in_a_service() {
     ] {
         assert_eq!(read(json).addresses().filter(|it| !it.is_empty()).count(), 0);
     }
+}
+
+/// Denied or allowed would both be wrong: the backend decides.
+#[test]
+fn a_trace_to_a_service_has_no_answer_but_one_to_the_nodes_own_address_has() {
+    let mut engine = World::default().engine();
+    let addresses = ["10.96.0.1", "192.168.0.1"].map(|it| it.parse::<IpAddr>().unwrap());
+    engine.apply([host(&["192.168.0.1"])]);
+    engine.apply([service("s", json!({"clusterIP": "10.96.0.1"}), &["192.168.0.1"])]);
+    let trace = |to| {
+        let from = Party::Address("192.0.2.7".parse().unwrap());
+        engine.compiler.trace(&from, &Party::Address(to), TCP, 80)
+    };
+    assert_eq!(trace(addresses[0]), Err(TraceError::Service(addresses[0])));
+    assert!(trace(addresses[1]).unwrap().is_allowed);
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use ferrule_policy::{
     Change, Compiler, Delta, Direction, Endpoint, EndpointId, Origin, Packet, Party, PolicyId, Rows, Trace,
-    Verdict, lookup,
+    TraceError, Verdict, lookup,
     object::{self, PolicyObject},
 };
 use serde_json::{Value, json};
@@ -236,6 +236,16 @@ impl Engine {
     }
 
     pub fn trace(&self, world: &World, from: End<'_>, to: End<'_>, traffic: Traffic) -> Trace {
+        self.try_trace(world, from, to, traffic).unwrap()
+    }
+
+    pub fn try_trace(
+        &self,
+        world: &World,
+        from: End<'_>,
+        to: End<'_>,
+        traffic: Traffic,
+    ) -> Result<Trace, TraceError> {
         let party = |end: End<'_>| match end {
             End::Pod(uid, _) => {
                 let pod = &world.pods[uid];
@@ -244,7 +254,7 @@ impl Engine {
             End::Outside(address) => Party::Address(address),
             End::OwnNode(_) => Party::OwnNode,
         };
-        self.compiler.trace(&party(from), &party(to), traffic.0, traffic.1).unwrap()
+        self.compiler.trace(&party(from), &party(to), traffic.0, traffic.1)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Packets between pods of two nodes pass the host's stack by, in both directions or in none.
+//! Packets between pods of two nodes bypass the host's stack, in both directions or in none.
 
 use std::{
     io::{Read as _, Write as _},

@@ -362,7 +362,7 @@ fn all_other_packets_of_the_tunnel_are_left_as_they_are() {
             ensure!(programs.counters()? == pods, "{about}: counted at a pod");
         }
         for (about, id, flags) in [
-            ("of a node whose packets pass the stack", OTHER, NodeEntry::VXLAN),
+            ("of a node whose packets go through the stack", OTHER, NodeEntry::VXLAN),
             ("of a node on the same network", OTHER, NodeEntry::FAST),
             ("of a node without a row in UNDERLAY", 9, NodeEntry::VXLAN | NodeEntry::FAST),
         ] {

@@ -210,8 +210,8 @@ fn short_connections_through_a_service_never_wait_for_a_backend_that_remembers_t
     .unwrap();
 }
 
-/// On several CPUs at once, of one pod: the reply to a request whose flow is not recorded would pass the
-/// stack by, and come from an address that the client has not called.
+/// On several CPUs at once, of one pod: the reply to a request whose flow is not recorded would bypass
+/// the stack, and come from an address that the client has not called.
 #[test]
 fn connections_that_begin_at_once_through_a_service_are_all_answered() {
     with_services(|_, a, b, services| {

@@ -4,9 +4,9 @@
 //! Rules translate only the first packet of a flow, and conntrack repeats that for the others. A flow of UDP
 //! has no end: while a client sends, its packets would go where a port has led before.
 //!
-//! A TCP connection that no longer passes the stack goes on without conntrack's notice. If the connection
-//! comes back, conntrack calls its packets invalid, because they are far ahead; one that it does not know, it
-//! takes up as it is (`nf_conntrack_tcp_loose`, which is on by default).
+//! A TCP connection that no longer goes through the stack goes on without conntrack's notice. If the
+//! connection comes back, conntrack calls its packets invalid, because they are far ahead; one that it does
+//! not know, it takes up as it is (`nf_conntrack_tcp_loose`, which is on by default).
 
 use std::{
     io,
@@ -87,7 +87,7 @@ pub fn forget_after(mappings: &[Mapping]) -> io::Result<usize> {
 }
 
 /// Forgets the TCP connections of these two ends, client and server, that the host does not translate. Those
-/// from a port of translated flows always pass the stack, and stay known.
+/// from a port of translated flows always go through the stack, and stay known.
 ///
 /// # Errors
 /// If the kernel refuses.

@@ -1,5 +1,5 @@
 //! The filters on uplinks: what comes from outside with a pod's address is dropped, and packets between pods
-//! of two nodes pass the stack by.
+//! of two nodes bypass the stack.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The host's policies of IPsec (`linux/xfrm.h`): packets that pass the stack by would evade them.
+//! The host's policies of IPsec (`linux/xfrm.h`): packets that bypass the stack would evade them.
 
 use std::{io, time::Duration};
 
