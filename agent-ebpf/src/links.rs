@@ -25,6 +25,12 @@ pub fn drop(ifindex: u32, reason: DropReason) {
     }
 }
 
+/// Whether an interface is the tunnel device or an uplink.
+#[inline(always)]
+pub fn are_counted(ifindex: u32) -> bool {
+    of(ifindex).is_some()
+}
+
 #[inline(always)]
 fn of(ifindex: u32) -> Option<&'static mut Traffic> {
     // SAFETY: the slot is this CPU's, and tc programs do not preempt each other on a CPU.

@@ -40,7 +40,7 @@ pub fn judge(packet: &Packet, link: Link) -> Result<(), DropReason> {
         Err(_) => return Ok(()),
     };
     if may_forge {
-        tunnels::check_uplink(&meta)?;
+        tunnels::check_uplink(packet, &meta)?;
     }
     if !is_pods {
         return Ok(());

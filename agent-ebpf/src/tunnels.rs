@@ -14,6 +14,7 @@ use crate::{
     headers::{
         ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ethernet, GRE, ICMPV6, IP_IN_IP, IPV6_IN_IP, Ipv4, Ipv6, L3, TCP, UDP,
     },
+    links,
     meta::Meta,
     nodes,
     packet::{Packet, Stamp},
@@ -75,11 +76,18 @@ pub fn may_forge(packet: &Packet) -> bool {
 /// # Errors
 /// `Tunnel`, if a datagram that is not the tunnel's goes to the tunnel's port of a node.
 #[inline(always)]
-pub fn check_uplink(meta: &Meta) -> Result<(), DropReason> {
-    if is_to_tunnel_port(meta) && nodes::find(meta.destination).is_some_and(NodeEntry::is_address) {
-        return Err(DropReason::Tunnel);
-    }
-    Ok(())
+pub fn check_uplink(packet: &Packet, meta: &Meta) -> Result<(), DropReason> {
+    let is_to_tunnel =
+        is_to_tunnel_port(meta) && nodes::find(meta.destination).is_some_and(NodeEntry::is_address);
+    if is_to_tunnel && !is_between_others(packet, meta) { Err(DropReason::Tunnel) } else { Ok(()) }
+}
+
+/// Whether this node only forwards the packet, from one uplink to another: the tunnel's packet of another
+/// node, which has judged what may send it.
+#[inline(always)]
+fn is_between_others(packet: &Packet, meta: &Meta) -> bool {
+    links::are_counted(packet.ingress_ifindex())
+        && nodes::find(meta.source).is_some_and(|node| node.is_address() && !node.is_own())
 }
 
 /// Whether the packet carries a packet by a protocol that the kernel may unpack.

@@ -191,15 +191,28 @@ fn no_packet_or_state_is_lost_across_an_abi_migration() {
 /// Records a flow between the pods as the programs do, and returns its key as bytes for `bpftool`.
 fn record_flow(node: &Node, traffic: &Traffic) -> anyhow::Result<String> {
     let [a, b] = &traffic.pods;
-    let end = |pod: &Pod| pod.addresses.first().map(mapped).context("no address");
-    let (client, server) = (node.host_ifindex(a)?, node.host_ifindex(b)?);
-    let mut ends = [end(a)?, end(b)?];
+    let server = b.addresses.first().copied().context("no address")?;
+    record(node, (a, 3), (server, node.host_ifindex(b)?))
+}
+
+/// The same with a pod of another node, by an interface of this one.
+fn record_remote_flow(node: &Node, traffic: &Traffic) -> anyhow::Result<String> {
+    let [a, _] = &traffic.pods;
+    record(node, (a, 4), ("10.200.0.7".parse()?, 1))
+}
+
+fn record(
+    node: &Node,
+    (client, place): (&Pod, u32),
+    (server, ifindex): (std::net::IpAddr, u32),
+) -> anyhow::Result<String> {
+    let mut ends = [client.addresses.first().map(mapped).context("no address")?, mapped(&server)];
     ends.sort_unstable();
     let rest = [0x40, 0x9c, 0x40, 0x9c, 6, 0, 0, 0];
     let key = bytes(&[ends.concat(), rest.to_vec()].concat());
-    let value = bytes(&[server.to_ne_bytes(), [1, 0, 0, 0]].concat());
+    let value = bytes(&[ifindex.to_ne_bytes(), [1, 0, 0, 0]].concat());
     sys::run(&format!("bpftool map update pinned {PINS}/STACK_FLOWS key {key} value {value}"))?;
-    let place = bytes(&[client.to_ne_bytes(), [3, 0, 0, 0]].concat());
+    let place = bytes(&[node.host_ifindex(client)?.to_ne_bytes(), place.to_ne_bytes()].concat());
     sys::run(&format!("bpftool map update pinned {PINS}/FLOW_RINGS key {place} value {key}"))?;
     Ok(key)
 }
@@ -219,7 +232,7 @@ fn bytes(bytes: &[u8]) -> String {
 fn no_packet_flow_or_count_is_lost_while_map_capacities_change() {
     with_agent(|node| {
         let traffic = Traffic::start(node)?;
-        let key = record_flow(node, &traffic)?;
+        let keys = [record_flow(node, &traffic)?, record_remote_flow(node, &traffic)?];
         let parent = Path::new(PINS).parent().context("no parent")?;
         traffic.while_streaming(|| {
             for (by_crash, settings) in [
@@ -230,7 +243,9 @@ fn no_packet_flow_or_count_is_lost_while_map_capacities_change() {
                 let before = egress_packets(node)?;
                 replace(node, SHIPPED, settings, by_crash)?;
                 ensure!(egress_packets(node)? >= before, "counts are lost");
-                sys::run(&format!("bpftool map lookup pinned {PINS}/STACK_FLOWS key {key}"))?;
+                for key in &keys {
+                    sys::run(&format!("bpftool map lookup pinned {PINS}/STACK_FLOWS key {key}"))?;
+                }
                 let directories =
                     fs::read_dir(parent)?.flatten().filter(|it| it.path().join("VIFS").exists()).count();
                 ensure!(directories == 1, "{directories} directories of pins are left");

@@ -54,11 +54,23 @@ pub fn ipv4(frame: &[u8], is_gso: bool) -> Option<Decoded> {
 }
 
 /// `None`: no well-formed IPv6 packet, or one whose transport header is behind too many headers.
-pub fn ipv6(frame: &[u8]) -> Option<Decoded> {
+pub fn ipv6(frame: &[u8], is_gso: bool) -> Option<Decoded> {
     let packet = frame.get(ETHERNET..)?;
     let ip = Ipv6HeaderSlice::from_slice(packet).ok()?;
     let mut rest = packet.get(40..)?;
-    rest.get(..usize::from(ip.payload_length()))?;
+    let behind = rest.get(usize::from(ip.payload_length())..)?;
+    let is_big = is_gso && ip.payload_length() == 0;
+    // The kernel would not see an extension header that is behind the packet's end.
+    let is_extended = matches!(
+        ip.next_header(),
+        IpNumber::IPV6_FRAGMENTATION_HEADER
+            | IpNumber::IPV6_HEADER_HOP_BY_HOP
+            | IpNumber::IPV6_ROUTE_HEADER
+            | IpNumber::IPV6_DESTINATION_OPTIONS
+    );
+    if is_extended && !behind.is_empty() && !is_big {
+        return None;
+    }
     let mut decoded = Decoded {
         ends: [ip.source_addr().into(), ip.destination_addr().into()],
         protocol: ip.next_header().0,

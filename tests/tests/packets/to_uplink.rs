@@ -1,7 +1,7 @@
 //! `to_link` at an uplink: what is not the tunnel's does not get to the tunnel's port of a node. Packets that
 //! a test gives to a program have no stamp, as those of the node's processes.
 
-use agent_common::{DropReason, TUNNEL_PORT};
+use agent_common::{DropReason, NodeEntry, NodeKey, TUNNEL_PORT};
 use anyhow::ensure;
 use ferrule_tests::{
     packet::{
@@ -13,7 +13,7 @@ use ferrule_tests::{
 
 use crate::{
     node_tunnel::add_nodes,
-    table::{A, FAR_V4, FAR_V6, NODE_V4, NODE_V6, OTHER_MAC, STRANGER, v6, with_pods},
+    table::{A, B, FAR_V4, FAR_V6, NODE_V4, NODE_V6, OTHER_MAC, STRANGER, v6, with_pods},
 };
 
 /// The interface that stands for the uplink.
@@ -106,5 +106,35 @@ fn all_else_leaves_by_the_uplink() {
         ("IPv6, a later fragment", v6_of(&of6(FRAGMENT), &fragment(UDP, 8, true, &vxlan())), false),
         ("IPv6, to the world", v6_of(&to6(FAR_V6), &vxlan()), false),
     ])
+    .unwrap();
+}
+
+/// A node can be the router, or the host, of other nodes.
+#[test]
+fn the_tunnels_packets_of_another_node_are_forwarded_if_they_came_by_an_uplink() {
+    const OTHER_UPLINK: u32 = A.ifindex;
+    with_pods(|programs| {
+        add_nodes(programs)?;
+        for link in [UPLINK, OTHER_UPLINK] {
+            programs.start_counting_link(link)?;
+        }
+        let third = [192, 0, 2, 3];
+        let address = NodeEntry { id: 3, flags: NodeEntry::ADDRESS, ..NodeEntry::default() };
+        programs.add_node(NodeKey::new(third.into(), 32), address)?;
+        let to_other = |from| v4(&Ipv4::new(from, OTHER_V4, UDP), &vxlan());
+        for (about, from, by, passes) in [
+            ("of another node", third, OTHER_UPLINK, true),
+            ("of another node, by a pod's interface", third, B.ifindex, false),
+            ("of a process here, in the name of another node", third, 0, false),
+            ("of this node", NODE_V4, OTHER_UPLINK, false),
+            ("of a host that is no node", FAR_V4, OTHER_UPLINK, false),
+        ] {
+            let way = SkBuff { ingress_ifindex: by, ..SkBuff::on(UPLINK) };
+            let ran = programs.run(Program::ToLink, way, &to_other(from))?;
+            let expected = if passes { TC_ACT_UNSPEC } else { TC_ACT_SHOT };
+            ensure!(ran.verdict == expected, "{about}: expected {}, {ran:?}", verdict_name(expected));
+        }
+        Ok(())
+    })
     .unwrap();
 }

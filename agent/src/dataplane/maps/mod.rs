@@ -333,12 +333,19 @@ impl Maps {
         self.links.count(wanted)
     }
 
-    /// Adds the flows that are pinned in another directory.
+    /// Adds the flows that are pinned in another directory, unless both ends are gone.
     pub(super) fn copy_flows(&mut self, from: &Path) -> Result<(), MapFailure> {
+        /// In the place of the interface's index: the end is a pod of another node.
+        const REMOTE: u32 = 0;
         for (number, OldFlow { key, flow, place }) in stack_flows::old_flows(from)?.into_iter().enumerate() {
             let ends = [key.low, key.high].map(|end| self.endpoints.get(end).ok().flatten());
-            let [Some(low), Some(high)] = ends.map(|end| end.map(|end| end.ifindex)) else { continue };
-            let client = if low == flow.ifindex { high } else { low };
+            let [low, high] = ends.map(|end| end.map_or(REMOTE, |end| end.ifindex));
+            let client = match (low, high) {
+                (REMOTE, REMOTE) => continue,
+                (REMOTE, local) | (local, REMOTE) => local,
+                _ if low == flow.ifindex => high,
+                _ => low,
+            };
             let place = place.unwrap_or(RingKey { ifindex: client, place: number as u32 });
             for (ifindex, peer) in [(low, high), (high, low)] {
                 self.mark(ifindex, peer)?;

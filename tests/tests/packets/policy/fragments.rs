@@ -1,6 +1,8 @@
 //! Fragments: only the first one has ports.
 
-use ferrule_tests::packet::{FRAGMENT, Ipv4, Ipv6, UDP, data, fragment, udp};
+use ferrule_tests::packet::{
+    DESTINATION_OPTIONS, FRAGMENT, Ipv4, Ipv6, TCP, UDP, data, extension, fragment, tcp, udp,
+};
 use serde_json::json;
 
 use super::{
@@ -105,6 +107,25 @@ fn an_ipv6_fragment_without_an_interface_is_not_the_nodes_own() {
             ("a fragment", Receives(B, 0, of6(NODE_V6, B, 53, 0)), false),
             ("a whole packet of the node", Receives(B, 0, whole), true),
             ("an IPv4 fragment of the node", Receives(B, 0, later), true),
+        ])
+    })
+    .unwrap();
+}
+
+/// The kernel cuts off what the frame has behind the packet, and puts a packet to another port together.
+#[test]
+fn ports_behind_the_end_of_a_fragmented_packet_allow_nothing() {
+    let rules = json!({"policyTypes": ["Egress"], "egress": [{"ports": [{"protocol": "UDP", "port": 53}]}]});
+    with_policies([policy("a", rules)], |node| {
+        // A header that ends with the identification of `fragment`, as a fragment header does.
+        let decoy = [&[UDP, 0, 1, 4, 0, 0, 0, 9], &udp(9, 53, &data(16))[..]].concat();
+        let first = fragment(DESTINATION_OPTIONS, 0, true, &extension(DESTINATION_OPTIONS, b""));
+        let first = Ipv6::new(A.v6, FAR_V6, FRAGMENT).with(&first);
+        let rest = fragment(UDP, 1, false, &extension(TCP, &tcp(9, 22, b"")));
+        node.check(&[
+            ("the first, with a decoy behind its end", Sends(A, [first.clone(), decoy].concat()), false),
+            ("the rest", Sends(A, Ipv6::new(A.v6, FAR_V6, FRAGMENT).with(&rest)), false),
+            ("the first, without", Sends(A, first), false),
         ])
     })
     .unwrap();
