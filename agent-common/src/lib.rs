@@ -15,11 +15,13 @@ pub mod event;
 mod flow;
 mod node;
 pub mod policy;
+mod skb;
 mod vif;
 
 pub use counters::{Counters, DropReason, Dropped, Drops, Passed, Traffic, Volume};
 pub use flow::{Flow, FlowKey, RingKey};
 pub use node::{NodeEntry, NodeKey, UnderlayEntry, UnderlayKey};
+pub use skb::SkbFields;
 pub use vif::{Endpoint, EndpointKey, VifEntry, VifKey};
 
 /// Version of the types in this crate; the maps are pinned in `<bpf dir>/v<ABI_VERSION>/`.

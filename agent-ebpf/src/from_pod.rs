@@ -10,7 +10,7 @@ use crate::{
     headers::{ETHERTYPE_ARP, Ethernet, Mac},
     icmp,
     meta::{Meta, Scope, Sender},
-    nd, nodes,
+    nd, nodes, offload,
     outcome::{Outcome, Way},
     packet::{Packet, Stamp},
     policy::{self, Judge},
@@ -64,8 +64,13 @@ fn forward(packet: &mut Packet, meta: &Meta, vif: &VifEntry, subject: Judge) -> 
     let target = past_stack(packet, meta, vif)?;
     // Of a remote pod: none of this node.
     let to = target.map_or(flows::REMOTE, |target| target.peer);
-    let receives =
-        if to == flows::REMOTE { Judge::OPEN } else { target.map_or(Judge::OPEN, |it| it.judge()) };
+    let receives = if to == flows::REMOTE {
+        // It may leave this node.
+        offload::check(packet, meta)?;
+        Judge::OPEN
+    } else {
+        target.map_or(Judge::OPEN, |it| it.judge())
+    };
     if policy::passes(packet, meta, subject, to, receives, target.is_none())? {
         packet.stamp(Stamp::Service);
     }

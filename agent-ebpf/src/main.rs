@@ -32,6 +32,7 @@ mod meta;
 mod nd;
 mod nodes;
 mod noted;
+mod offload;
 mod outcome;
 mod packet;
 mod policy;

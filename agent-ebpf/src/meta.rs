@@ -283,8 +283,8 @@ impl Ipv6 {
         if version_class >> 4 != 6 || IPV6_PAYLOAD + len > end {
             return Err(DropReason::Malformed);
         }
-        // The kernel cuts off what is behind the packet: a header there could hide the one that counts. Frames
-        // with an extension header are never as short as those that Ethernet pads.
+        // The kernel cuts off what is behind the packet: a header there could hide the one that counts.
+        // Frames with an extension header are never as short as those that Ethernet pads.
         if IPV6_PAYLOAD + len == end || !extensions::is_extension(self.next_header) {
             return Ok(());
         }

@@ -12,8 +12,8 @@ use std::{
 };
 
 use agent_common::{
-    Counters, Dropped, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, Passed, RingKey, Traffic,
-    UnderlayEntry, UnderlayKey, VifEntry, VifKey,
+    Counters, Dropped, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, Passed, RingKey, SkbFields,
+    Traffic, UnderlayEntry, UnderlayKey, VifEntry, VifKey,
     event::{Event, FlowStats},
     flows_per_pod, pending_flows,
     policy::{Subject, SubjectChange, View, ViewKey},
@@ -241,6 +241,9 @@ impl Programs {
                 }
             }
         }
+        // Read and judged as of an agent: the field is a pointer, which is 0 while a program has the packet.
+        let fields = SkbFields { window: 1, ip_summed: 0, csum_start: 8, network_header: 16 };
+        loader.override_global("SKB_FIELDS", &fields, true);
         // Required: without it, logging could not be switched off.
         loader.override_global("AYA_LOG_LEVEL", &level, true);
         let mut ebpf = loader.load(&dist::ebpf_object()?)?;

@@ -8,16 +8,23 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use nix::sys::{
-    socket::{
-        AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrLike as _, bind, recv,
-        sendto, setsockopt, socket,
-        sockopt::{RcvBufForce, ReceiveTimeout},
+use nix::{
+    errno::Errno,
+    libc,
+    sys::{
+        socket::{
+            AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrLike as _, bind,
+            recv, sendto, setsockopt, socket,
+            sockopt::{RcvBufForce, ReceiveTimeout},
+        },
+        time::{TimeVal, TimeValLike as _},
     },
-    time::{TimeVal, TimeValLike as _},
 };
 
 use crate::{packet::Mac, sys};
+
+/// `linux/if_packet.h`.
+const PACKET_VNET_HDR: libc::c_int = 15;
 
 /// Sends and receives frames on one interface.
 #[derive(Debug)]
@@ -39,6 +46,36 @@ impl Wire {
             bind(socket.as_raw_fd(), &link)?;
             Ok(Self { socket, link })
         })
+    }
+
+    /// A socket for [`Self::send_unsummed`].
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub fn open_unsummed(netns: &Path, interface: &str) -> anyhow::Result<Self> {
+        let wire = Self::open(netns, interface)?;
+        let on: libc::c_int = 1;
+        #[expect(unsafe_code, reason = "nix does not know the option")]
+        // SAFETY: the kernel reads the value, which has the given size.
+        let set = unsafe {
+            let value = (&raw const on).cast();
+            let len = size_of::<libc::c_int>() as libc::socklen_t;
+            libc::setsockopt(wire.socket.as_raw_fd(), libc::SOL_PACKET, PACKET_VNET_HDR, value, len)
+        };
+        Errno::result(set).context("cannot give frames a header")?;
+        Ok(wire)
+    }
+
+    /// Sends a frame that leaves a checksum to the hardware: that of all from `start` on, to be written
+    /// `offset` bytes behind `start` (`struct virtio_net_hdr`).
+    ///
+    /// # Errors
+    /// If the kernel refuses the frame.
+    pub fn send_unsummed(&self, frame: &[u8], start: u16, offset: u16) -> anyhow::Result<()> {
+        // The flag "needs a checksum", and no segmentation.
+        let header = [1, 0, 0, 0, 0, 0];
+        let places = [start, offset].map(u16::to_ne_bytes).concat();
+        self.send(&[&header, &places[..], frame].concat())
     }
 
     /// Sets the size of the receive buffer, in bytes.

@@ -30,11 +30,14 @@ pub enum BtfError {
     Malformed,
     #[error("unsupported BTF kind {0}")]
     Kind(u32),
+    #[error("BTF has no struct {of} with a member {name}")]
+    Missing { of: &'static str, name: &'static str },
 }
 
 const INT: u32 = 1;
 const ARRAY: u32 = 3;
 const STRUCT: u32 = 4;
+const UNION: u32 = 5;
 /// More than any real type needs; bounds the recursion over malformed BTF.
 const MAX_DEPTH: usize = 16;
 
@@ -80,6 +83,46 @@ impl<'a> Btf<'a> {
         let mut fields = Vec::new();
         self.flatten(id, "", 0, MAX_DEPTH, &mut fields)?;
         Ok(fields)
+    }
+
+    /// The place of a member of a struct, in bits; the members of its anonymous parts are its own.
+    ///
+    /// # Errors
+    /// If no struct of this name has the member.
+    pub(super) fn member(&self, of: &'static str, name: &'static str) -> Result<usize, BtfError> {
+        let is_it = |it: &&&[u8]| kind(it) == Ok(STRUCT) && self.is_named(it, of);
+        let mut found = self.types.iter().filter(is_it).map(|it| self.member_of(it, name, MAX_DEPTH));
+        found.find_map(Result::transpose).unwrap_or(Err(BtfError::Missing { of, name }))
+    }
+
+    fn member_of(&self, of: &[u8], name: &str, depth: usize) -> Result<Option<usize>, BtfError> {
+        let depth = depth.checked_sub(1).ok_or(BtfError::Malformed)?;
+        // Then a member's offset has the width of a bit field in its upper bits.
+        let has_bit_fields = word(of, INFO)? >> 31 != 0;
+        for member in of.get(TYPE_LEN..).unwrap_or_default().as_chunks::<MEMBER_LEN>().0 {
+            let bits = word(member, 8)? & if has_bit_fields { 0xff_ffff } else { usize::MAX };
+            if self.is_named(member, name) {
+                return Ok(Some(bits));
+            }
+            if word(member, 0)? != 0 {
+                continue;
+            }
+            let part = self.unqualified(word(member, 4)?)?;
+            if matches!(kind(part)?, STRUCT | UNION)
+                && let Some(inside) = self.member_of(part, name, depth)?
+            {
+                return Ok(Some(bits.checked_add(inside).ok_or(BtfError::Malformed)?));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a type or member has a name.
+    fn is_named(&self, it: &[u8], name: &str) -> bool {
+        let text = word(it, 0).ok().and_then(|at| self.strings.get(at..));
+        text.is_some_and(|text| {
+            text.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
+        })
     }
 
     fn flatten(
@@ -166,7 +209,7 @@ fn extra_len(found: &[u8]) -> Result<usize, BtfError> {
         // ENUM, FUNC_PROTO
         6 | 13 => 8 * members,
         // STRUCT, UNION, DATASEC, ENUM64
-        STRUCT | 5 | 15 | 19 => 12 * members,
+        STRUCT | UNION | 15 | 19 => 12 * members,
         other => return Err(BtfError::Kind(other)),
     })
 }

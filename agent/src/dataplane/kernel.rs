@@ -14,6 +14,8 @@ pub(super) struct Feature {
     name: &'static str,
     since: &'static str,
     kind: Kind,
+    /// Whether the programs do without, with a check less.
+    is_optional: bool,
 }
 
 enum Kind {
@@ -21,10 +23,11 @@ enum Kind {
     Map(MapType),
 }
 
-/// The running kernel, which has every feature.
+/// The running kernel, which has every feature that is needed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
     release: String,
+    lets_programs_read: bool,
 }
 
 /// The kernel cannot run the programs.
@@ -45,16 +48,23 @@ pub enum KernelError {
 }
 
 const fn helper(name: &'static str, since: &'static str, helper: BpfHelper) -> Feature {
-    Feature { name, since, kind: Kind::Helper(helper) }
+    Feature { name, since, kind: Kind::Helper(helper), is_optional: false }
 }
 
 const fn map(name: &'static str, since: &'static str, map: MapType) -> Feature {
-    Feature { name, since, kind: Kind::Map(map) }
+    Feature { name, since, kind: Kind::Map(map), is_optional: false }
 }
 
-const FEATURES: [Feature; 28] = [
+/// Not in the lockdown mode "confidentiality" (kernel_lockdown(7)).
+const READ_KERNEL: Feature = Feature {
+    is_optional: true,
+    ..helper("bpf_probe_read_kernel", "5.8", BpfHelper::BPF_FUNC_probe_read_kernel)
+};
+
+const FEATURES: [Feature; 29] = [
     helper("bpf_redirect_peer", "5.10", BpfHelper::BPF_FUNC_redirect_peer),
     helper("bpf_redirect_neigh", "5.10", BpfHelper::BPF_FUNC_redirect_neigh),
+    READ_KERNEL,
     helper("bpf_ktime_get_boot_ns", "5.8", BpfHelper::BPF_FUNC_ktime_get_boot_ns),
     helper("bpf_ringbuf_reserve", "5.8", BpfHelper::BPF_FUNC_ringbuf_reserve),
     helper("bpf_ringbuf_submit", "5.8", BpfHelper::BPF_FUNC_ringbuf_submit),
@@ -98,23 +108,39 @@ impl Kernel {
         release: String,
         is_there: impl Fn(&Feature) -> Result<bool, ProgramError>,
     ) -> Result<Self, KernelError> {
-        let mut missing = Vec::new();
+        let (mut missing, mut lets_programs_read) = (Vec::new(), true);
         for feature in &FEATURES {
             let probe = |source| KernelError::Probe { feature: feature.name, source: Box::new(source) };
-            if !is_there(feature).map_err(probe)? {
-                missing.push(format!("{} (Linux {})", feature.name, feature.since));
+            match is_there(feature).map_err(probe)? {
+                true => {}
+                false if feature.is_optional => lets_programs_read = false,
+                false => missing.push(format!("{} (Linux {})", feature.name, feature.since)),
             }
         }
         if missing.is_empty() {
-            return Ok(Self { release });
+            return Ok(Self { release, lets_programs_read });
         }
         Err(KernelError::TooOld { release, missing: missing.join(", ") })
+    }
+
+    /// Whether programs may read the kernel's memory.
+    pub(super) fn lets_programs_read(&self) -> bool {
+        self.lets_programs_read
     }
 }
 
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Linux {} has all {} eBPF features that the programs need", self.release, FEATURES.len())
+        let (release, count) = (&self.release, FEATURES.len());
+        if self.lets_programs_read {
+            return write!(f, "Linux {release} has all {count} eBPF features that the programs need");
+        }
+        write!(
+            f,
+            "Linux {release} has all eBPF features that the programs need, but {}: where checksums of pods' packets \
+             are written is not checked",
+            READ_KERNEL.name
+        )
     }
 }
 
@@ -150,7 +176,15 @@ mod tests {
         ] {
             assert!(error.contains(expected), "{error}");
         }
-        assert!(!error.contains("jiffies"), "{error}");
+        assert!(!error.contains("jiffies") && !error.contains("probe_read"), "{error}");
+    }
+
+    #[test]
+    fn a_kernel_that_hides_its_memory_is_accepted_and_says_what_is_not_checked() {
+        let locked = |feature: &Feature| Ok(feature.name != READ_KERNEL.name);
+        let kernel = Kernel::with("6.18.5".to_owned(), locked).unwrap();
+        assert!(!kernel.lets_programs_read());
+        assert!(kernel.to_string().contains("but bpf_probe_read_kernel: where checksums"), "{kernel}");
     }
 
     #[test]
@@ -163,7 +197,7 @@ mod tests {
     #[test]
     fn a_kernel_with_everything_is_named() {
         let kernel = Kernel::with("6.18.5".to_owned(), |_| Ok(true)).unwrap();
-        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 28 eBPF features that the programs need");
+        assert_eq!(kernel.to_string(), "Linux 6.18.5 has all 29 eBPF features that the programs need");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::{
     thread::{self, ScopedJoinHandle},
 };
 
+use agent_common::SkbFields;
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapData, MapError},
@@ -19,15 +20,20 @@ use aya::{
 
 use super::{
     counted_flows::FLOW_STATS,
+    kernel::Kernel,
     log::{self, LogLevel},
     maps::{MapFailure, PINNED},
     memory,
     programs::{FILTERS, Loaded, Programs, SET_SUBJECT},
     sampling::{FLOW_SAMPLING, Flows},
     settings::Settings,
+    skb_fields,
     verification::Verification,
 };
-use crate::crash::{self, Step};
+use crate::{
+    chain::chain,
+    crash::{self, Step},
+};
 
 /// The programs, and their maps that have no pin.
 pub(super) struct Ready {
@@ -63,6 +69,7 @@ pub enum LoadError {
 pub(super) fn load(
     object: &[u8],
     settings: &Settings,
+    kernel: &Kernel,
     pins: &Path,
     leave: impl FnOnce(&mut Ebpf) + Send + 'static,
 ) -> Result<Ready, LoadError> {
@@ -81,6 +88,8 @@ pub(super) fn load(
     let has_tunnel = u8::from(settings.has_tunnel);
     loader.override_global("HAS_TUNNEL", &has_tunnel, true);
     loader.override_global("TUNNEL_SOURCE_PORTS", &settings.tunnel_source_ports, true);
+    let skb_fields = skb_fields(kernel);
+    loader.override_global("SKB_FIELDS", &skb_fields, true);
     let flow_stats = u8::from(settings.flows != Flows::Never);
     loader.override_global("FLOW_STATS_ON", &flow_stats, true);
     if settings.flows == Flows::Never {
@@ -111,6 +120,18 @@ pub(super) fn load(
     drop(loader);
     memory::release();
     Ok(Ready { programs, set_subject, sampling, flows })
+}
+
+/// Without them, the programs do not check where checksums are written later.
+fn skb_fields(kernel: &Kernel) -> SkbFields {
+    if !kernel.lets_programs_read() {
+        return SkbFields::default();
+    }
+    skb_fields::find().unwrap_or_else(|error| {
+        let error = chain(&error);
+        tracing::warn!(error, "the programs cannot check where the kernel writes pods' checksums");
+        SkbFields::default()
+    })
 }
 
 /// Opens another descriptor of a map. The kernel finds a program's maps by the object's descriptors, which

@@ -19,6 +19,7 @@ mod pins;
 mod programs;
 mod sampling;
 mod settings;
+mod skb_fields;
 mod verification;
 mod verified;
 
@@ -131,7 +132,7 @@ impl Dataplane {
         let taken = verified.as_ref().and_then(Verified::take);
         let Ready { programs, set_subject, sampling, flows } = match taken {
             Some(taken) => taken,
-            None => loading::load(object, settings, &pins, move |ebpf| {
+            None => loading::load(object, settings, &kernel, &pins, move |ebpf| {
                 if let Some(verified) = verified {
                     verified.leave(ebpf);
                 }

@@ -7,15 +7,16 @@ use std::{
     time::Duration,
 };
 
+use agent_common::GATEWAY_MAC;
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     capture::{Frame, TUNNEL_PORT, VNI},
     fabric::{Fabric, Member, underlay},
     forge::{datagram, send, send_tunnelled, vxlan},
-    packet::UDP,
+    packet::{IPV4, IPV6, UDP, frame},
     pod::Pod,
     sys,
-    wire::Wire,
+    wire::{self, Wire},
 };
 
 use crate::{
@@ -348,4 +349,34 @@ fn services_do_not_lead_into_the_tunnel_of_another_node() {
         .with_context(|| format!("{translator:?}"))
         .unwrap();
     }
+}
+
+/// The kernel would write the checksum when the packet leaves the node, after all checks: into a port, for
+/// instance the tunnel's, or into an address.
+#[test]
+fn a_pod_cannot_have_a_checksum_written_over_what_has_been_checked() {
+    const ETHERNET: u16 = 14;
+    with_pods(&[], |_, [a, _, c]| {
+        let (sender, receiver) = (Wire::open_unsummed(a.path(), "eth0")?, Wire::open(c.path(), "eth0")?);
+        let own = sys::in_netns(a.path(), || wire::mac("eth0"))?;
+        for (family, ethertype, udp) in [(0, IPV4, ETHERNET + 20), (1, IPV6, ETHERNET + 40)] {
+            let payload = [&[0; 16], MARK].concat();
+            let packet = datagram(of(&a.addresses, family)?, of(&c.addresses, family)?, 53, &payload)?;
+            let frame = frame(GATEWAY_MAC, own, ethertype, &packet);
+            for (what, start, offset, passes) in [
+                ("where it belongs", udp, 6, true),
+                ("of a packet that the pod tunnels", udp + 8, 6, true),
+                ("over the port of the destination", udp, 2, false),
+                ("over the length", udp, 4, false),
+                ("over the source", udp - 2, 2, false),
+                ("over the destination's address", udp - 2, 0, false),
+            ] {
+                sender.send_unsummed(&frame, start, offset)?;
+                let patience = if passes { TIMEOUT } else { PATIENCE };
+                ensure!(arrives(&receiver, patience)? == passes, "{what}, family {family}");
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
 }
