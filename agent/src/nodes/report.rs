@@ -211,7 +211,9 @@ mod tests {
         });
         let hop = |to: &str, gateway: Option<&str>, source: &str| {
             let (gateway, source) = (gateway.map(|it| it.parse().unwrap()), source.parse().ok());
-            (to.parse().unwrap(), Hop { ifindex: UPLINK, gateway, source, mtu: 1500, is_spread: false })
+            let (is_spread, has_neighbours) = (false, true);
+            let hop = Hop { ifindex: UPLINK, gateway, source, mtu: 1500, is_spread, has_neighbours };
+            (to.parse().unwrap(), hop)
         };
         let underlay = Underlay {
             own: BTreeSet::from(["192.0.2.1".parse().unwrap()]),

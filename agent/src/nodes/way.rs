@@ -60,6 +60,8 @@ impl Way {
         let of_family = node.addresses.iter().copied().find(|it| it.is_ipv4() == is_ipv4);
         let hop = of_family.and_then(|address| Some((address, reach(address)?)));
         match (mode, hop) {
+            // A next hop means nothing there, and what is behind the link knows no pods' addresses.
+            (Mode::Auto, Some((_, hop))) if !hop.has_neighbours => {}
             (Mode::Auto | Mode::Direct, Some((address, hop))) if hop.gateway.is_none() => {
                 return Ok(Self::Direct { gateway: address, ifindex: hop.ifindex, mtu: hop.mtu });
             }
@@ -138,16 +140,22 @@ mod tests {
         }
     }
 
-    /// 10.0.0.0/24 and fd00::/64 are on eth0 (2), 10.0.1.0/24 behind a router; nothing else has a route.
+    /// 10.0.0.0/24 and fd00::/64 are on eth0 (2), 10.0.1.0/24 behind a router, 10.0.3.0/24 and fd03::/64 on
+    /// WireGuard; nothing else has a route.
     fn reach(to: IpAddr) -> Option<Hop> {
         let hop = |gateway: Option<&str>| {
-            Some(Hop { ifindex: 2, gateway: gateway.map(ip), source: None, mtu: 1500, is_spread: false })
+            let gateway = gateway.map(ip);
+            let (source, is_spread) = (None, false);
+            Some(Hop { ifindex: 2, gateway, source, mtu: 1500, is_spread, has_neighbours: true })
         };
         match to.to_string() {
             to if to.starts_with("10.0.0.") || to.starts_with("fd00:") => hop(None),
             to if to.starts_with("10.0.1.") => hop(Some("10.0.0.254")),
             // Through a next hop of the other family.
             to if to.starts_with("10.0.2.") => hop(Some(&to)),
+            to if to.starts_with("10.0.3.") || to.starts_with("fd03:") => {
+                hop(None).map(|hop| Hop { has_neighbours: false, ..hop })
+            }
             _ => None,
         }
     }
@@ -187,6 +195,15 @@ mod tests {
         assert_eq!(way(&["10.0.0.2"], true, Mode::Vxlan), vxlan("10.0.0.2", 1450));
         assert_eq!(way(&["10.0.2.2"], true, Mode::Direct), Err(NoWay::ForeignNextHop(ip("10.0.2.2"))));
         assert_eq!(way(&["10.0.2.2"], true, Mode::Auto), vxlan("10.0.2.2", 1450));
+    }
+
+    #[test]
+    fn auto_goes_by_vxlan_over_a_link_without_neighbours_and_direct_never_does() {
+        assert_eq!(way(&["10.0.3.2"], true, Mode::Auto), vxlan("10.0.3.2", 1450));
+        assert_eq!(way(&["10.0.3.2"], false, Mode::Auto), vxlan("10.0.3.2", 1450));
+        assert_eq!(way(&["fd03::2"], false, Mode::Auto), vxlan("fd03::2", 1430));
+        assert_eq!(way(&["10.0.3.2", "fd00::2"], false, Mode::Auto), direct("fd00::2"));
+        assert_eq!(way(&["10.0.3.2"], true, Mode::Direct), direct("10.0.3.2"));
     }
 
     #[test]

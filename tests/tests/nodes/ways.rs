@@ -8,7 +8,7 @@ use ferrule_tests::{
     capture::Frame,
     fabric::{
         Fabric, Member, on_fabric,
-        underlay::{FAR, ROUTER, SEGMENT},
+        underlay::{self, CONTROL, FAR, ROUTER, SEGMENT},
         with_fabric,
     },
     node::UPLINK_MTU,
@@ -203,6 +203,44 @@ fn the_way_is_chosen_again_when_the_nodes_routes_change() {
             wait_for_way(one, a, to, |sent| sent.expect_bare())?;
         }
         Ok(())
+    })
+    .unwrap();
+}
+
+/// Tells a host the MACs of others of the segment, in the place of ARP and neighbour discovery.
+fn introduce(namespace: &str, interface: &str, others: &[u8]) -> anyhow::Result<()> {
+    for host in others {
+        let mac = underlay::mac(*host).map(|byte| format!("{byte:02x}")).join(":");
+        for address in SEGMENT.addresses(*host) {
+            sys::run(&format!(
+                "ip -n {namespace} neigh replace {address} lladdr {mac} dev {interface} nud permanent"
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+/// By a real link of that sort, as WireGuard's, the other end would drop packets to pods.
+#[test]
+fn a_link_without_neighbours_leads_to_pods_by_the_tunnel_only() {
+    with_pods(&[], |fabric, [a, b, _]| {
+        let [one, two, _] = &fabric.nodes;
+        one.run("ip link set uplink arp off")?;
+        introduce(one.name, "uplink", &[2, 10, 254])?;
+        introduce(two.name, "uplink", &[1])?;
+        introduce(CONTROL, "eth0", &[1])?;
+        introduce(ROUTER, SEGMENT.name, &[1])?;
+        for to in &b.addresses {
+            wait_for_way(one, a, *to, |sent| sent.expect_tunnelled(&one.addresses, &two.addresses))?;
+        }
+        let nodes = one.on(|node| node.ctl(&["nodes"]))?;
+        let of_two = nodes.lines().filter(|line| line.starts_with("node-2 "));
+        ensure!(of_two.clone().count() == 2 && of_two.clone().all(|it| it.contains("vxlan to")), "{nodes}");
+        one.run("ip link set uplink arp on")?;
+        for to in &b.addresses {
+            wait_for_way(one, a, *to, |sent| sent.expect_bare())?;
+        }
+        one.on(|node| node.ctl(&["verify"])).map(drop)
     })
     .unwrap();
 }

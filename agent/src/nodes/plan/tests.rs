@@ -41,6 +41,7 @@ fn underlay() -> Underlay {
         source: Some(ip("192.0.2.1")),
         mtu: 1500,
         is_spread: false,
+        has_neighbours: true,
     };
     Underlay {
         own: ["192.0.2.1", "2001:db8::1"].map(ip).into(),

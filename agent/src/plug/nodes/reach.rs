@@ -9,7 +9,7 @@ use rtnetlink::{
     RouteMessageBuilder,
     packet_route::{
         RouteNetlinkMessage,
-        link::LinkAttribute,
+        link::{LinkAttribute, LinkFlags, LinkMessage},
         route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteType},
     },
 };
@@ -33,6 +33,16 @@ pub struct Hop {
     pub mtu: u32,
     /// Whether the route has several next hops, of which the kernel has chosen this one for the address.
     pub is_spread: bool,
+    /// Whether a next hop means anything to the interface.
+    pub has_neighbours: bool,
+}
+
+/// What decides about a way by an interface.
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    /// Bytes.
+    mtu: u32,
+    has_neighbours: bool,
 }
 
 /// `RTM_F_FIB_MATCH` in `linux/rtnetlink.h`: the answer is the route, and not what the route means for the
@@ -54,6 +64,19 @@ impl Hop {
     }
 }
 
+// === impl Link ===
+
+impl Link {
+    /// The kernel resolves no next hop on a link with one of these flags (`arp_constructor` in
+    /// `net/ipv4/arp.c`, `ndisc_constructor` in `net/ipv6/ndisc.c`). WireGuard, tun, PPP, GRE and IP-in-IP
+    /// have them: there, the destination alone decides, or there is only one other end.
+    fn of(link: LinkMessage) -> Option<Self> {
+        let has_neighbours = !link.header.flags.intersects(LinkFlags::Noarp | LinkFlags::Pointopoint);
+        let mtu = |it| if let LinkAttribute::Mtu(mtu) = it { Some(mtu) } else { None };
+        Some(Self { mtu: link.attributes.into_iter().find_map(mtu)?, has_neighbours })
+    }
+}
+
 /// The kernel's routes to addresses, without those that have none or are the node's own.
 ///
 /// # Errors
@@ -69,10 +92,10 @@ pub fn reach(
     });
     // A refusal means that there is no route.
     let answers = host.look_up(requests.collect())?;
-    let (mut hops, mut mtus) = (HashMap::new(), HashMap::new());
+    let (mut hops, mut links) = (HashMap::new(), HashMap::new());
     for (address, answer) in addresses.into_iter().zip(answers) {
         if let Some(RouteNetlinkMessage::NewRoute(route)) = answer
-            && let Some(hop) = hop(host, address, &route, &mut mtus)?
+            && let Some(hop) = hop(host, address, &route, &mut links)?
         {
             hops.insert(address, hop);
         }
@@ -102,12 +125,12 @@ fn mark_spread(host: &mut Socket, hops: &mut HashMap<IpAddr, Hop>) -> Result<(),
     Ok(())
 }
 
-/// `mtus`: those of the interfaces, as far as they are known.
+/// `links`: the interfaces, as far as they are known.
 fn hop(
     host: &mut Socket,
     address: IpAddr,
     route: &RouteMessage,
-    mtus: &mut HashMap<u32, Option<u32>>,
+    links: &mut HashMap<u32, Option<Link>>,
 ) -> Result<Option<Hop>, NetlinkError> {
     if route.header.kind != RouteType::Unicast {
         return Ok(None);
@@ -131,23 +154,14 @@ fn hop(
             _ => {}
         }
     }
-    let of_link = match mtus.get(&ifindex) {
+    let link = match links.get(&ifindex) {
         Some(known) => *known,
-        None => *mtus.entry(ifindex).or_insert(mtu_of(host, ifindex)?),
+        None => *links.entry(ifindex).or_insert(link::by_index(host, ifindex)?.and_then(Link::of)),
     };
-    let Some(of_link) = of_link else { return Ok(None) };
+    let Some(Link { mtu: of_link, has_neighbours }) = link else { return Ok(None) };
     let mtu = mtu.filter(|_| !is_learnt);
     let mtu = mtu.map_or(of_link, |mtu| mtu.min(of_link));
-    Ok(Some(Hop { ifindex, gateway, source, mtu, is_spread: false }))
-}
-
-fn mtu_of(host: &mut Socket, ifindex: u32) -> Result<Option<u32>, NetlinkError> {
-    let link = link::by_index(host, ifindex)?;
-    Ok(link.and_then(|link| {
-        link.attributes
-            .into_iter()
-            .find_map(|it| if let LinkAttribute::Mtu(mtu) = it { Some(mtu) } else { None })
-    }))
+    Ok(Some(Hop { ifindex, gateway, source, mtu, is_spread: false, has_neighbours }))
 }
 
 fn request(address: IpAddr) -> RouteMessage {
@@ -162,4 +176,24 @@ fn request(address: IpAddr) -> RouteMessage {
         ..RouteHeader::default()
     };
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_without_address_resolution_and_between_two_points_have_no_neighbours() {
+        let link = |flags| {
+            let mut link = LinkMessage::default();
+            link.header.flags = LinkFlags::Up | flags;
+            link.attributes.push(LinkAttribute::Mtu(1420));
+            Link::of(link).map(|it| (it.mtu, it.has_neighbours))
+        };
+        assert_eq!(link(LinkFlags::Broadcast | LinkFlags::Multicast), Some((1420, true)));
+        assert_eq!(link(LinkFlags::Noarp), Some((1420, false)));
+        assert_eq!(link(LinkFlags::Pointopoint | LinkFlags::Multicast), Some((1420, false)));
+        assert_eq!(link(LinkFlags::Pointopoint | LinkFlags::Noarp), Some((1420, false)), "WireGuard");
+        assert!(Link::of(LinkMessage::default()).is_none());
+    }
 }
