@@ -3,10 +3,12 @@
 use anyhow::Context as _;
 use ferrule_tests::{
     node::{NODE_V4, NODE_V6, POD_V4, POD_V6, UPLINK_MTU, on_node, with_agent},
-    traffic,
+    sys, traffic,
 };
 
 const MEGABYTE: u64 = 1 << 20;
+/// Covers healing.
+const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
 
 #[test]
 fn pods_reach_each_other_and_the_node_by_ping() {
@@ -186,4 +188,32 @@ fn single_family_pods_reach_each_other_and_the_node() {
         })
         .unwrap();
     }
+}
+
+/// The kernel has no IPv6 on a link below 1280 bytes, and no settings of it.
+#[test]
+fn a_pod_without_ipv6_may_have_a_smaller_mtu_than_ipv6_permits() {
+    on_node(|node| {
+        node.start_agent(&[POD_V4])?;
+        for mtu in [68_u32, 1200, 1279, 1280] {
+            let small = node.runtime()?.with("mtu", mtu.into());
+            let mut pod = node.pod("small")?;
+            pod.attached(&small.add(&pod)?)?;
+            let host = node.host_ifname(&pod)?;
+            let ends = [pod.run("ip -o link show eth0")?, sys::run(&format!("ip -o link show {host}"))?];
+            anyhow::ensure!(ends.iter().all(|it| it.contains(&format!("mtu {mtu} "))), "{ends:?}");
+            // The payload of a ping is larger than the least MTU.
+            let ping = |to: &str| pod.run(&format!("ping -n -c 1 -W 2 -s 16 {to}"));
+            ping(NODE_V4)?;
+            small.check(&pod)?;
+            node.ctl(&["verify"])?;
+            // An interface of the same MTU takes its place.
+            sys::run(&format!("ip link del {host}"))?;
+            sys::wait_until("the interface is restored", TIMEOUT, || ping(NODE_V4).map(|_| true))?;
+            node.ctl(&["verify"])?;
+            small.del(&pod)?;
+        }
+        Ok(())
+    })
+    .unwrap();
 }

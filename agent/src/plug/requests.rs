@@ -18,7 +18,7 @@ use super::netlink::Request;
 use ferrule_vif::{Mac, PodRoute, Vif};
 
 /// The least that a link with IPv6 may have, in bytes (RFC 8200, 5).
-const LEAST_IPV6: u32 = 1280;
+pub(super) const LEAST_IPV6: u32 = 1280;
 
 /// The MTU in bytes of a pod's route to which the VIF gives none: that of the path to other nodes, if it is
 /// smaller than the interface's.

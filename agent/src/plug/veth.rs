@@ -40,7 +40,7 @@ use super::{
     netlink::{NetlinkError, Request, Socket},
     netns::Netns,
     reaper::{self, RETIRED, UNSTAMPED},
-    requests::{add_address, add_neighbour, add_route, link_of, pod_route, route_mtu, set_link},
+    requests::{LEAST_IPV6, add_address, add_neighbour, add_route, link_of, pod_route, route_mtu, set_link},
     shaping,
     stamp::Stamp,
     sysctl, usable,
@@ -94,7 +94,7 @@ pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<NewLink<'a>, P
     new.host.batch(requests)?;
     if plan.vif.addresses.v6.is_some() {
         sysctl::set(&format!("ipv6/conf/{}/accept_ra", new.ifname), "0")?;
-    } else {
+    } else if has_ipv6(plan.vif.mtu) {
         sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", new.ifname), "1")?;
     }
 
@@ -321,7 +321,7 @@ fn stamped(ifindex: u32, plan: &Plan<'_>) -> LinkMessage {
     let localnet = (link::ROUTE_LOCALNET, u32::from(plan.wishes.has_host_ports()));
     let settings = [(link::FORWARDING, 1), (link::RP_FILTER, 2), (link::SEND_REDIRECTS, 0), localnet];
     let mut families = vec![link::set_ipv4(&settings)];
-    families.extend(no_link_local_address());
+    families.extend(no_link_local_address(plan.vif.mtu));
     LinkUnspec::new_with_index(ifindex)
         .alias(plan.stamp.to_string())
         .link_group(DEFAULT_GROUP)
@@ -331,8 +331,15 @@ fn stamped(ifindex: u32, plan: &Plan<'_>) -> LinkMessage {
 
 /// Turns off the kernel's own link-local address, which is unusable during a second of duplicate address
 /// detection. No duplicate is possible on the link, so the plug adds the address that the pod needs.
-fn no_link_local_address() -> Option<AfSpecUnspec> {
-    sysctl::has_ipv6().then(|| AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]))
+fn no_link_local_address(mtu: u32) -> Option<AfSpecUnspec> {
+    has_ipv6(mtu).then(|| AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]))
+}
+
+/// Whether the kernel has IPv6 on a link of this MTU, and settings of it. On a shorter one, it makes no
+/// `inet6_dev` (`addrconf_notify` in `net/ipv6/addrconf.c`), refuses settings by netlink (`EAFNOSUPPORT`) and
+/// has none below `/proc/sys`. Such a VIF has no IPv6 address.
+fn has_ipv6(mtu: u32) -> bool {
+    mtu >= LEAST_IPV6 && sysctl::has_ipv6()
 }
 
 /// Whether the pod's namespace disables IPv6 on new interfaces.
@@ -344,7 +351,7 @@ fn disables_ipv6(pod: &mut Socket, ifindex: u32) -> Result<bool, PlugError> {
 fn pod_requests(ifindex: u32, Plan { vif, path_mtu, wishes, .. }: Plan<'_>) -> Vec<Request> {
     let change = || LinkUnspec::new_with_index(ifindex);
     let mut requests = Vec::new();
-    if let Some(setting) = no_link_local_address() {
+    if let Some(setting) = no_link_local_address(vif.mtu) {
         let families = LinkAttribute::AfSpecUnspec(vec![setting]);
         let change = change().append_extra_attribute(families).build();
         requests.push(set_link("turn off link-local addresses on the pod's interface", change));
