@@ -38,6 +38,7 @@ use crate::{
         netlink::{NetlinkError, Socket},
         nft::conntrack,
         nodes::{
+            advertisements::{self, AdvertisementError},
             areas::Areas,
             foreign::{self, Foreign, Sources},
             others::OtherRoutes,
@@ -100,6 +101,8 @@ pub enum KeepError {
     SomeRoutes(#[source] NetlinkError),
     #[error("cannot count what passes the tunnel and the uplinks")]
     Counters(#[source] MapFailure),
+    #[error("cannot make the node's uplinks accept router advertisements")]
+    Advertisements(#[source] AdvertisementError),
     #[error("cannot make the tunnel to other nodes")]
     Tunnel(#[from] TunnelError),
     #[error("cannot write the nodes' addresses to the map NODES")]
@@ -292,6 +295,10 @@ impl Keeper {
             Some(outside) => Sources::Of([pods, &outside].concat()),
             None => Sources::AnyBut(own.iter().copied().collect()),
         };
+        let has_ipv6_pods = match &sources {
+            Sources::Of(networks) => networks.iter().any(|it| it.addr().is_ipv6()),
+            Sources::AnyBut(_) => true,
+        };
         let rules = foreign::rules(host, &sources)?;
         let foreign = Foreign { rules, routes: other_routes.into_ranges(&ranges) };
         let needs_stack = match xfrm::find() {
@@ -300,7 +307,8 @@ impl Keeper {
             Ok(Some(Judge::BlockingDefault)) => Some(BLOCKING.to_owned()),
             Err(error) => Some(format!("xfrm policies cannot be read: {error}")),
         };
-        Ok(Underlay { own, hops: reach(host, others)?, uplinks, needs_stack, foreign })
+        let hops = reach(host, others)?;
+        Ok(Underlay { own, hops, uplinks, has_ipv6_pods, needs_stack, foreign })
     }
 
     /// Only if notifications say so, or ranges are elsewhere than before.
@@ -326,6 +334,7 @@ impl Keeper {
         is_new: bool,
     ) -> Result<bool, KeepError> {
         let loosened = rp_filter::loosen(host, &plan.sending);
+        let advertised = advertisements::accept(host, &plan.listening());
         let filtered = uplink_filter::keep(host, &plan.uplinks, self.dataplane.uplink_filters());
         let filtered = filtered.map(|(found, attached)| {
             *bare = found;
@@ -350,6 +359,7 @@ impl Keeper {
         let (_, tunnel_changed) = tunnel?;
         let changed = tunnel_changed | rows? | rules? | filtered? | !changes.is_empty();
         loosened?;
+        advertised.map_err(KeepError::Advertisements)?;
         routed?;
         counted?;
         Ok(changed)
@@ -431,6 +441,10 @@ impl Keeper {
         );
         let strict = rp_filter::strict(&mut host, &plan.sending)?;
         found.extend(strict.iter().map(|setting| format!("net.{} is strict", setting.replace('/', "."))));
+        let ignored = advertisements::ignored(&mut host, &plan.listening())?;
+        found.extend(ignored.iter().map(|setting| {
+            format!("net.{} is 1, by which the node ignores routers", setting.replace('/', "."))
+        }));
         if self.dataplane.links()?.keys().copied().collect::<BTreeSet<_>>() != links(plan, index) {
             found.push("the map LINK_COUNTERS has other interfaces".to_owned());
         }
@@ -474,7 +488,7 @@ impl KeepError {
     fn cuts_off(&self) -> bool {
         match self {
             Self::Netlink(_) | Self::Tunnel(_) | Self::Map(_) => true,
-            Self::SomeRoutes(_) | Self::Counters(_) | Self::Underlay(_) => false,
+            Self::SomeRoutes(_) | Self::Counters(_) | Self::Underlay(_) | Self::Advertisements(_) => false,
         }
     }
 }

@@ -31,6 +31,8 @@ pub struct Underlay {
     pub hops: HashMap<IpAddr, Hop>,
     /// The interfaces of the default routes, and those that have the node's addresses.
     pub uplinks: BTreeSet<u32>,
+    /// Whether pods of this node have, or may get, addresses of IPv6.
+    pub has_ipv6_pods: bool,
     /// Why packets must not bypass the stack; `None` if they may.
     pub needs_stack: Option<String>,
     pub foreign: Foreign,
@@ -48,6 +50,7 @@ pub struct Plan {
     /// Why no packet bypasses the stack; `None` if some may.
     pub only_stack: Option<String>,
     foreign: Foreign,
+    has_ipv6_pods: bool,
     /// The largest packet, in bytes, that gets to every node's pods; `None` without other nodes.
     pub mtu: Option<u32>,
     /// The interfaces by which the node is reached, but for the tunnel device.
@@ -80,7 +83,9 @@ impl Plan {
         let switched_off = (!settings.fast_path).then(|| SWITCHED_OFF.to_owned());
         let only_stack = switched_off.or_else(|| underlay.needs_stack.clone());
         let foreign = underlay.foreign.clone();
-        let mut plan = Self { nodes: Arc::clone(nodes), uplinks, only_stack, foreign, ..Self::default() };
+        let has_ipv6_pods = underlay.has_ipv6_pods;
+        let mut plan =
+            Self { nodes: Arc::clone(nodes), uplinks, only_stack, foreign, has_ipv6_pods, ..Self::default() };
         if settings.mode == Mode::Off {
             return plan;
         }
@@ -181,6 +186,12 @@ impl Plan {
             Some((UnderlayKey { node: node.id }, way))
         };
         self.ranges().filter_map(row).collect()
+    }
+
+    /// The uplinks that follow router advertisements although the node forwards IPv6. None without pods that
+    /// need this: forwarding is not the agent's doing then.
+    pub fn listening(&self) -> BTreeSet<u32> {
+        if self.has_ipv6_pods { self.uplinks.clone() } else { BTreeSet::new() }
     }
 
     /// The ranges of this node.

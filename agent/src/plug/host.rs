@@ -26,7 +26,8 @@ const LOOPBACK: u32 = 1;
 /// IPv4 redirects: pods' interfaces send none.
 ///
 /// A host that forwards IPv6 ignores router advertisements, which may carry its own default route. So
-/// interfaces that accept them get `accept_ra` 2 first, which accepts them in spite of forwarding.
+/// interfaces that accept them get `accept_ra` 2 first, which accepts them in spite of forwarding; uplinks
+/// that come later get it from [`super::nodes::advertisements`].
 ///
 /// # Errors
 /// If a setting has another value and cannot be written.

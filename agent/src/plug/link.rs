@@ -59,6 +59,13 @@ pub(super) fn alias(link: &LinkMessage) -> Option<&str> {
     })
 }
 
+pub(super) fn name(link: &LinkMessage) -> Option<&str> {
+    link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfName(name) => Some(name.as_str()),
+        _ => None,
+    })
+}
+
 /// Whether a link forwards received IPv4 packets. A link without IPv4 settings counts as forwarding.
 pub(super) fn forwards_ipv4(link: &LinkMessage) -> bool {
     ipv4_settings(link).all(|setting| setting.forwarding != 0)

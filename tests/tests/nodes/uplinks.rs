@@ -131,6 +131,15 @@ fn an_uplink_that_is_deleted_and_made_again_is_used_again() {
             node.plug_again()?;
             wait_until_connected(pods)?;
             wait_for_links(node, "  on", links)?;
+            // The new interface inherits forwarding, with which 1 would ignore routers.
+            let setting = |name: &str| node.run(&format!("sysctl -n net.ipv6.conf.uplink.{name}"));
+            ensure!(setting("forwarding")?.trim() == "1", "the new uplink does not forward");
+            sys::wait_until("the new uplink accepts router advertisements", TIMEOUT, || {
+                Ok(setting("accept_ra")?.trim() == "2")
+            })?;
+            sys::wait_until("nothing deviates", TIMEOUT, || {
+                node.on(|node| node.ctl(&["verify"])).map(|_| true)
+            })?;
         }
         let [a, b, c] = pods;
         exchange(a, b)?;

@@ -51,6 +51,7 @@ fn underlay() -> Underlay {
             (ip("198.51.100.3"), hop(Some("192.0.2.254"))),
         ]),
         uplinks: BTreeSet::from([2]),
+        has_ipv6_pods: true,
         needs_stack: None,
         foreign: Foreign::default(),
     }
@@ -262,4 +263,16 @@ fn pods_reach_a_node_behind_the_tunnel_that_has_no_ranges() {
         Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &Arc::new(nodes), &underlay());
     assert_eq!(places(&plan.routes(Some(9))), ["OfPods 198.51.100.3/32"]);
     assert_eq!(plan.sources.len(), 2);
+}
+
+#[test]
+fn uplinks_follow_router_advertisements_if_pods_need_forwarding_of_ipv6_in_every_mode() {
+    for mode in [Mode::Auto, Mode::Off] {
+        let settings = Settings { mode, port: 4789, fast_path: true };
+        let listening = |has_ipv6_pods| {
+            let underlay = Underlay { has_ipv6_pods, ..underlay() };
+            Plan::new(settings, &Arc::new(nodes()), &underlay).listening()
+        };
+        assert_eq!((listening(true), listening(false)), (BTreeSet::from([2]), BTreeSet::new()));
+    }
 }

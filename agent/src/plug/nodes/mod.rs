@@ -1,6 +1,7 @@
 //! What the kernel has for other nodes: routes to their ranges, the tunnel device, and the rules by which
 //! pods' packets to other nodes take the tunnel.
 
+pub mod advertisements;
 pub mod areas;
 pub mod changes;
 pub mod foreign;

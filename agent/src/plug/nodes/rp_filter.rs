@@ -6,8 +6,6 @@
 
 use std::collections::BTreeSet;
 
-use rtnetlink::packet_route::link::LinkAttribute;
-
 use super::{
     super::{
         host, link,
@@ -38,11 +36,7 @@ pub fn strict(host: &mut Socket, interfaces: &BTreeSet<u32>) -> Result<Vec<Strin
     let is_all_strict = sysctl::get(ALL).as_deref() == Some(STRICT);
     for &ifindex in interfaces {
         let Some(link) = link::by_index(host, ifindex)? else { continue };
-        let name = link.attributes.into_iter().find_map(|it| match it {
-            LinkAttribute::IfName(name) => Some(name),
-            _ => None,
-        });
-        let Some(name) = name else { continue };
+        let Some(name) = link::name(&link) else { continue };
         let setting = format!("ipv4/conf/{name}/rp_filter");
         let value = sysctl::get(&setting);
         if value.as_deref() == Some(STRICT) || is_all_strict && value.as_deref() == Some("0") {
