@@ -104,40 +104,61 @@ fn a_gateway_beyond_the_networks_of_its_interface_leads_to_pods_too() {
     .unwrap();
 }
 
-/// Less than that of the nodes' uplinks, and enough for IPv6.
+/// That of an administrator's route.
+const ROUTE: u32 = 1400;
+/// Less than that, and enough for IPv6.
 const NARROW: u32 = 1300;
 
 #[test]
 fn what_a_router_says_about_its_mtu_concerns_the_sender_and_no_route_of_the_agent() {
     with_fabric(&["--node-routes", "direct"], |fabric| {
         know_ranges(fabric)?;
+        let [one, two, three] = &fabric.nodes;
+        for (flag, router) in ["-4", "-6"].into_iter().zip(SEGMENT.addresses(254)) {
+            two.run(&format!("ip {flag} route replace default via {router} dev uplink mtu {ROUTE}"))?;
+        }
+        let to_three = |node: &Member| -> anyhow::Result<Vec<String>> {
+            let routes = node.node_routes()?.into_iter();
+            Ok(routes.filter(|it| three.ranges.iter().any(|range| it.starts_with(range))).collect())
+        };
+        for (node, mtu) in [(one, UPLINK_MTU), (two, ROUTE)] {
+            sys::wait_until("the agent's routes have the MTU of the node's", TIMEOUT, || {
+                let routes = to_three(node)?;
+                let have = routes.iter().all(|it| it.contains(&format!("mtu {mtu}")));
+                ensure!(routes.len() == 2 && have, "{}: {routes:#?}, expected {mtu}", node.name);
+                Ok(true)
+            })?;
+        }
         let pods = attach(fabric)?;
         wait_until_connected(&pods)?;
-        let ([one, _, three], [a, _, c]) = (&fabric.nodes, &pods);
-        let before = one.node_routes()?;
-        ensure!(before.iter().all(|it| it.contains(&format!("mtu {UPLINK_MTU}"))), "{before:#?}");
+        let before = [one.node_routes()?, two.node_routes()?];
+        let [a, b, c] = &pods;
         sys::run(&format!("ip -n {ROUTER} link set {} mtu {NARROW}", FAR.name))?;
-        for family in 0..2 {
-            // The node learns what fits for its own packets, and a pod for the pod's.
-            let (node, pod) = (of(&three.addresses, family)?, of(&c.addresses, family)?);
-            let size = UPLINK_MTU - 48;
-            let refused = one.run(&format!("ping -n -c 1 -W 2 -M do -s {size} {node}"));
-            ensure!(refused.is_err(), "{refused:?}");
-            let learnt = one.run(&format!("ip route get {node}"))?;
-            ensure!(learnt.contains(&format!("mtu {NARROW}")) && learnt.contains("expires"), "{learnt}");
-            ping(a, pod, UPLINK_MTU, "do")?;
-            let fits = ping(a, pod, NARROW, "do")?;
-            ensure!(fits.contains(" 2 received"), "{fits}");
-            let long = ping(a, pod, NARROW + 1, "do")?;
-            ensure!(long.to_lowercase().contains("message too long"), "{long}");
-            traffic::stream(a.path(), c.path(), pod, 4 << 20)?;
+        for ((node, from), fits_link) in [(one, a), (two, b)].into_iter().zip([UPLINK_MTU, ROUTE]) {
+            for family in 0..2 {
+                // The node learns what fits for its own packets, and a pod for the pod's.
+                let (far, pod) = (of(&three.addresses, family)?, of(&c.addresses, family)?);
+                let size = fits_link - 48;
+                let refused = node.run(&format!("ping -n -c 1 -W 2 -M do -s {size} {far}"));
+                ensure!(refused.is_err(), "{refused:?}");
+                let learnt = node.run(&format!("ip route get {far}"))?;
+                ensure!(learnt.contains(&format!("mtu {NARROW}")) && learnt.contains("expires"), "{learnt}");
+                ping(from, pod, fits_link, "do")?;
+                let fits = ping(from, pod, NARROW, "do")?;
+                ensure!(fits.contains(" 2 received"), "{fits}");
+                let long = ping(from, pod, NARROW + 1, "do")?;
+                ensure!(long.to_lowercase().contains("message too long"), "{long}");
+                traffic::stream(from.path(), c.path(), pod, 4 << 20)?;
+            }
         }
         // A further pass, after what was learnt.
         let other = objects::node("node-4", &["10.244.4.0/24"]);
         fabric.api.create(Resource::Nodes, objects::with_addresses(other, &["192.0.2.4".parse()?]))?;
-        sys::wait_until("node 4 has a route", TIMEOUT, || Ok(one.node_routes()?.len() > before.len()))?;
-        let after = one.node_routes()?;
-        ensure!(before.is_subset(&after), "{after:#?}, expected {before:#?}");
+        for (node, before) in [one, two].into_iter().zip(&before) {
+            sys::wait_until("node 4 has a route", TIMEOUT, || Ok(node.node_routes()?.len() > before.len()))?;
+            let after = node.node_routes()?;
+            ensure!(before.is_subset(&after), "{}: {after:#?}, expected {before:#?}", node.name);
+        }
         Ok(())
     })
     .unwrap();

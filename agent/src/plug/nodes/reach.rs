@@ -100,13 +100,15 @@ pub fn reach(
             hops.insert(address, hop);
         }
     }
-    mark_spread(host, &mut hops)?;
+    consult_routes(host, &mut hops)?;
     Ok(hops)
 }
 
-/// Finds the routes of IPv4 that have several next hops. Those of IPv6 are not needed.
-fn mark_spread(host: &mut Socket, hops: &mut HashMap<IpAddr, Hop>) -> Result<(), NetlinkError> {
-    let routed: Vec<_> = hops.keys().copied().filter(IpAddr::is_ipv4).collect();
+/// Takes over what only the routes themselves tell. Their MTU: in its place, the other answer has what a
+/// router has told, for ten minutes (`rt_fill_info` in `net/ipv4/route.c`, `rt6_fill_node` in
+/// `net/ipv6/route.c` of the kernel). And whether they have several next hops: needed for IPv4 only.
+fn consult_routes(host: &mut Socket, hops: &mut HashMap<IpAddr, Hop>) -> Result<(), NetlinkError> {
+    let routed: Vec<_> = hops.keys().copied().collect();
     let requests = routed.iter().map(|address| {
         let mut message = request(*address);
         message.header.flags = RouteFlags::from_bits_retain(FIB_MATCH);
@@ -114,18 +116,37 @@ fn mark_spread(host: &mut Socket, hops: &mut HashMap<IpAddr, Hop>) -> Result<(),
     });
     let routes = host.look_up(requests.collect())?;
     for (address, route) in routed.into_iter().zip(routes) {
+        let route = match &route {
+            Some(RouteNetlinkMessage::NewRoute(route)) => Some(route),
+            _ => None,
+        };
         // A group of next hops is in the kernel's own table, to which the route may only refer.
-        let has_one = matches!(&route, Some(RouteNetlinkMessage::NewRoute(route))
-            if parse::output_interface(route).is_some()
-                && !route.attributes.iter().any(|it| matches!(it, RouteAttribute::MultiPath(_))));
+        let has_one = route.is_some_and(|route| {
+            parse::output_interface(route).is_some()
+                && !route.attributes.iter().any(|it| matches!(it, RouteAttribute::MultiPath(_)))
+        });
         if let Some(hop) = hops.get_mut(&address) {
-            hop.is_spread = !has_one;
+            hop.is_spread = address.is_ipv4() && !has_one;
+            hop.mtu = route.and_then(mtu_of).map_or(hop.mtu, |mtu| mtu.min(hop.mtu));
         }
     }
     Ok(())
 }
 
-/// `links`: the interfaces, as far as they are known.
+/// The MTU that a route has by itself.
+fn mtu_of(route: &RouteMessage) -> Option<u32> {
+    let metrics = route.attributes.iter().filter_map(|it| match it {
+        RouteAttribute::Metrics(metrics) => Some(metrics),
+        _ => None,
+    });
+    metrics.flatten().find_map(|it| match it {
+        RouteMetric::Mtu(mtu) if *mtu > 0 => Some(*mtu),
+        _ => None,
+    })
+}
+
+/// By the kernel's answer for the address; [`consult_routes`] has the rest. `links`: the interfaces, as far
+/// as they are known.
 fn hop(
     host: &mut Socket,
     address: IpAddr,
@@ -136,20 +157,11 @@ fn hop(
         return Ok(None);
     }
     let Some(ifindex) = parse::output_interface(route) else { return Ok(None) };
-    let (mut gateway, mut source, mut mtu, mut is_learnt) = (None, None, None, false);
+    let (mut gateway, mut source) = (None, None);
     for attribute in &route.attributes {
         match attribute {
             RouteAttribute::Gateway(address) => gateway = parse::ip(address),
             RouteAttribute::PrefSource(address) => source = parse::ip(address),
-            RouteAttribute::Metrics(metrics) => {
-                let found = metrics.iter().find_map(|it| match it {
-                    RouteMetric::Mtu(mtu) => Some(*mtu),
-                    _ => None,
-                });
-                mtu = found.filter(|mtu| *mtu > 0);
-            }
-            // An MTU that a router has told, for ten minutes.
-            RouteAttribute::CacheInfo(cached) => is_learnt = cached.expires != 0,
             RouteAttribute::Via(_) => gateway = Some(address),
             _ => {}
         }
@@ -158,9 +170,7 @@ fn hop(
         Some(known) => *known,
         None => *links.entry(ifindex).or_insert(link::by_index(host, ifindex)?.and_then(Link::of)),
     };
-    let Some(Link { mtu: of_link, has_neighbours }) = link else { return Ok(None) };
-    let mtu = mtu.filter(|_| !is_learnt);
-    let mtu = mtu.map_or(of_link, |mtu| mtu.min(of_link));
+    let Some(Link { mtu, has_neighbours }) = link else { return Ok(None) };
     Ok(Some(Hop { ifindex, gateway, source, mtu, is_spread: false, has_neighbours }))
 }
 
@@ -181,6 +191,18 @@ fn request(address: IpAddr) -> RouteMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_mtu_of_a_route_is_the_one_that_an_administrator_has_set() {
+        let route = |metrics: &[RouteMetric]| {
+            let mut route = RouteMessage::default();
+            route.attributes.push(RouteAttribute::Metrics(metrics.to_vec()));
+            mtu_of(&route)
+        };
+        assert_eq!(route(&[RouteMetric::Advmss(1000), RouteMetric::Mtu(1400)]), Some(1400));
+        assert_eq!(route(&[RouteMetric::Mtu(0)]), None);
+        assert_eq!(mtu_of(&RouteMessage::default()), None);
+    }
 
     #[test]
     fn links_without_address_resolution_and_between_two_points_have_no_neighbours() {
