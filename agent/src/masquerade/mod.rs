@@ -7,6 +7,9 @@
 //!                      desired, heal: compared with the kernel's table, and written again
 //! ```
 //!
+//! Flows that begin while the table is missing keep their source for ever, and get no reply: the agent makes
+//! conntrack forget them once the table is there again.
+//!
 //! Nothing depends on single pods, so ADD has no part in this. The table outlives the agent.
 
 mod file;
@@ -27,8 +30,12 @@ use crate::{
     chain::chain,
     health::Reporter,
     plug::{
+        host,
         netlink::NetlinkError,
-        nft::masquerade_table::{self, Table, Tunnel},
+        nft::{
+            conntrack,
+            masquerade_table::{self, Table, Tunnel},
+        },
     },
 };
 use file::{File, FileSettings};
@@ -102,16 +109,22 @@ impl Masquerade {
             self.report(&state);
             return;
         };
+        let mut was_without = false;
         if state.is_due(&wanted) {
             let is_first = state.wanted.is_none();
             let done = apply(&wanted, is_first);
             if let Ok(true) = done {
                 tracing::info!(table = describe(&wanted), "changed the masquerading of pods' packets");
+                was_without = is_first || state.failure.is_some();
             }
-            state.wanted = Some(wanted);
+            state.wanted = Some(wanted.clone());
             state.failure = done.err().map(|error| self.failure(&state, &error));
         }
         self.report(&state);
+        drop(state);
+        if let (true, Wanted::Table(table)) = (was_without, &wanted) {
+            forget_unmasqueraded(table);
+        }
     }
 
     /// Whether [`Self::update`] would change or report anything. Does not block.
@@ -140,10 +153,11 @@ impl Masquerade {
     /// If the kernel refuses.
     pub fn restore(&self) -> Result<(), NetlinkError> {
         let state = self.state();
-        match &state.wanted {
-            Some(Wanted::Table(table)) => table.write(),
-            _ => Ok(()),
-        }
+        let Some(Wanted::Table(table)) = state.wanted.clone() else { return Ok(()) };
+        table.write()?;
+        drop(state);
+        forget_unmasqueraded(&table);
+        Ok(())
     }
 
     /// `None` while a fact is missing.
@@ -201,6 +215,30 @@ fn apply(wanted: &Wanted, is_first: bool) -> Result<bool, NetlinkError> {
         Wanted::Table(table) if is_first && matches!(table.difference(), Ok(None)) => Ok(false),
         Wanted::Table(table) => table.write().map(|()| true),
     }
+}
+
+/// Makes conntrack forget the flows that have begun without the table: their next packet gets the node's
+/// address. A failure costs these flows only.
+fn forget_unmasqueraded(table: &Table) {
+    let forgotten = host::addresses().map_err(|error| chain(&error)).and_then(|own| {
+        conntrack::forget_unanswered(|source, destination| is_masqueraded(table, &own, source, destination))
+            .map_err(|error| error.to_string())
+    });
+    match forgotten {
+        Ok(0) => {}
+        Ok(flows) => tracing::info!(flows, "conntrack has forgotten flows that began without masquerading"),
+        Err(error) => tracing::warn!(
+            error,
+            "cannot make conntrack forget flows that began without masquerading: they may get no reply until \
+             they end"
+        ),
+    }
+}
+
+/// Whether the table translates a flow. What goes to the node's `own` addresses does not pass it.
+fn is_masqueraded(table: &Table, own: &[IpAddr], source: IpAddr, destination: IpAddr) -> bool {
+    let is_in = |nets: &[IpNet], address: IpAddr| nets.iter().any(|net| net.contains(&address));
+    is_in(&table.sources, source) && !is_in(&table.kept, destination) && !own.contains(&destination)
 }
 
 fn table(settings: &Settings, file: &FileSettings, pods: &Pods) -> Table {
@@ -295,6 +333,24 @@ mod tests {
         let all = ["10.244.1.0/24", "fd00:1::/64", "2001:db8:2::/64", "10.1.0.9/32", "2001:db8:1::9/128"];
         assert_eq!(on.sources, nets(&all));
         assert_eq!(auto.ports, (32768, 65535));
+    }
+
+    #[test]
+    fn flows_from_pods_to_the_world_are_masqueraded_and_those_to_the_node_itself_are_not() {
+        let table = table(&settings(Mode::Auto), &FileSettings::default(), &pods());
+        let own = ["192.0.2.1".parse().unwrap()];
+        let is =
+            |from: &str, to: &str| is_masqueraded(&table, &own, from.parse().unwrap(), to.parse().unwrap());
+        assert!(is("10.244.1.2", "192.0.2.254") && is("10.1.0.9", "198.51.100.7"));
+        assert!(is("fd00:1::2", "2001:db8:f::7"));
+        let not = [
+            ("10.244.1.2", "10.244.1.3"),
+            ("10.244.1.2", "192.0.2.1"),
+            ("10.244.2.2", "198.51.100.7"),
+            ("192.0.2.1", "198.51.100.7"),
+            ("2001:db8:2::2", "2001:db8:f::7"),
+        ];
+        assert!(!not.iter().any(|(from, to)| is(from, to)));
     }
 
     #[test]

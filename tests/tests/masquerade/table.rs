@@ -3,18 +3,22 @@
 use std::{
     fs,
     io::Write as _,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::Path,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     dist,
-    node::{NODE_V4, Node, POD_V4, POD_V6, on_node, with_agent, with_agent_without_healing},
+    node::{NODE_V4, NODE_V6, Node, POD_V4, POD_V6, on_node, with_agent, with_agent_without_healing},
     sys,
     world::{NEAR, World},
 };
+use nix::sys::signal::Signal;
 
-use super::TIMEOUT;
+use super::{NODE, TIMEOUT, address};
 
 /// Written by hand.
 const EXPECTED: &str = "\
@@ -214,6 +218,94 @@ fn with_healing_off_verify_names_every_kind_of_change() {
             node.start_again()?;
             ensure!(verify()?.0 == Some(0), "after {damage}: {}", verify()?.1);
         }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Datagrams of one client to one server.
+struct Exchange {
+    client: UdpSocket,
+    server: UdpSocket,
+    to: SocketAddr,
+}
+
+impl Exchange {
+    fn between(pod: &Path, from: IpAddr, world: &Path, to: SocketAddr) -> anyhow::Result<Self> {
+        let server = sys::bind_in(world, to, UdpSocket::bind)?;
+        let client = sys::bind_in(pod, SocketAddr::new(from, 0), UdpSocket::bind)?;
+        for socket in [&server, &client] {
+            socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+        }
+        Ok(Self { client, server, to })
+    }
+
+    /// The source of a further datagram, as the server sees it.
+    fn source(&self) -> anyhow::Result<SocketAddr> {
+        self.client.send_to(b"?", self.to)?;
+        Ok(self.server.recv_from(&mut [0; 8]).context("the server received nothing")?.1)
+    }
+
+    fn source_and_reply(&self) -> anyhow::Result<SocketAddr> {
+        let source = self.source()?;
+        self.server.send_to(b"!", source)?;
+        self.client.recv_from(&mut [0; 8]).context("no reply")?;
+        Ok(source)
+    }
+}
+
+/// Otherwise, conntrack would leave them untranslated for as long as they last. Flows with replies work, and
+/// are left as they are.
+#[test]
+fn flows_that_began_without_the_table_are_masqueraded_once_it_is_there_again() {
+    on_node(|node| {
+        let world = World::make()?;
+        // The world has routes to pods, so that their own addresses get replies.
+        world.route_to(POD_V4, NODE_V4)?;
+        world.route_to(POD_V6, NODE_V6)?;
+        // As kube-proxy's rules do, these have conntrack at work without the agent's table.
+        for rule in [
+            "add table inet foreign",
+            "add chain inet foreign forward { type filter hook forward priority 0 ; }",
+            "add rule inet foreign forward ct state established accept",
+        ] {
+            sys::run(&format!("nft {rule}"))?;
+        }
+        node.start_agent(&[POD_V4, POD_V6])?;
+        let pod = node.attach("a")?;
+        let exchange = |family: usize, port| {
+            let to = SocketAddr::new(address(NEAR[family]), port);
+            Exchange::between(pod.path(), pod.addresses[family], world.path(), to)
+        };
+        for is_repaired in [true, false] {
+            if is_repaired {
+                node.signal_agent(Signal::SIGSTOP)?;
+            } else {
+                node.kill_agent()?;
+            }
+            sys::run("nft delete table inet ferrule")?;
+            let mut flows = Vec::new();
+            for family in 0..2 {
+                let (silent, answered) = (exchange(family, 8081)?, exchange(family, 8082)?);
+                ensure!(silent.source()?.ip() == pod.addresses[family], "masqueraded without a table");
+                ensure!(answered.source_and_reply()?.ip() == pod.addresses[family]);
+                flows.push((silent, answered));
+            }
+            if is_repaired {
+                node.signal_agent(Signal::SIGCONT)?;
+            } else {
+                node.start_again()?;
+            }
+            for (family, (silent, answered)) in flows.iter().enumerate() {
+                sys::wait_until("the world sees the node", TIMEOUT, || {
+                    let source = silent.source()?;
+                    ensure!(source.ip() == address(NODE[family]), "it sees {source}");
+                    Ok(true)
+                })?;
+                ensure!(answered.source_and_reply()?.ip() == pod.addresses[family], "a flow was cut");
+            }
+        }
+        ensure!(node.log().contains("began without masquerading"), "not logged");
         Ok(())
     })
     .unwrap();

@@ -1,8 +1,10 @@
-//! Flows that conntrack remembers, and that a change of the node's ports, or of the ways to other nodes,
-//! makes wrong.
+//! Flows that conntrack remembers, and that a change of the node's ports, of masquerading, or of the ways to
+//! other nodes, makes wrong.
 //!
 //! Rules translate only the first packet of a flow, and conntrack repeats that for the others. A flow of UDP
-//! has no end: while a client sends, its packets would go where a port has led before.
+//! has no end: while a client sends, its packets would go where a port has led before. Nor does a flow that
+//! began without masquerading get it later: `nf_nat_setup_info` in `net/netfilter/nf_nat_core.c` of the
+//! kernel leaves a confirmed flow alone.
 //!
 //! A TCP connection that no longer goes through the stack goes on without conntrack's notice. If the
 //! connection comes back, conntrack calls its packets invalid, because they are far ahead; one that it does
@@ -29,6 +31,8 @@ struct Flow {
     to: SocketAddr,
     replies_from: SocketAddr,
     replies_to: SocketAddr,
+    /// Whether a reply has come.
+    is_answered: bool,
     /// The attributes that identify the flow.
     name: Vec<Attribute>,
 }
@@ -39,6 +43,7 @@ const DELETE: u16 = 2;
 /// `CTA_…`, as the following.
 const ORIGINAL: u16 = 1;
 const REPLY: u16 = 2;
+const STATUS: u16 = 3;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
@@ -55,6 +60,8 @@ const ORIGINAL_FLAGS: u16 = 1;
 /// `CTA_FILTER_F_CTA_PROTO_NUM` and `…_DST_PORT` in `net/netfilter/nf_internals.h` of the kernel.
 const BY_PROTOCOL: u32 = 1 << 3;
 const BY_DESTINATION_PORT: u32 = 1 << 5;
+/// `IPS_SEEN_REPLY` in `linux/netfilter/nf_conntrack_common.h`.
+const ANSWERED: u32 = 1 << 1;
 /// Flows that are kept in memory at a time, and how often a dump finds so many more.
 const FLOWS: usize = 1024;
 const ROUNDS: usize = 64;
@@ -93,15 +100,32 @@ pub fn forget_after(mappings: &[Mapping]) -> io::Result<usize> {
 /// If the kernel refuses.
 pub fn forget_connections(are_concerned: impl Fn(IpAddr, IpAddr) -> bool) -> io::Result<usize> {
     let (first, last) = TRANSLATED_PORTS;
+    forget_where(&filter(TCP, None), |flow| {
+        let passes_by = flow.is_untranslated() && !(first..=last).contains(&flow.from.port());
+        flow.protocol == TCP && passes_by && are_concerned(flow.from.ip(), flow.to.ip())
+    })
+}
+
+/// Forgets the flows with ports that keep their source and have no reply yet, by the source and the last
+/// destination. A flow with replies works as it is.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn forget_unanswered(are_concerned: impl Fn(IpAddr, IpAddr) -> bool) -> io::Result<usize> {
+    forget_where(&[], |flow| {
+        let is_unanswered = !flow.is_answered && flow.from == flow.replies_to;
+        is_unanswered && are_concerned(flow.from.ip(), flow.replies_from.ip())
+    })
+}
+
+fn forget_where(filter: &[Attribute], is_wrong: impl Fn(&Flow) -> bool) -> io::Result<usize> {
     let mut forgotten = 0;
     for _ in 0..ROUNDS {
         let mut found = Vec::new();
         for (family, is_ipv4) in [(IPV4, true), (IPV6, false)] {
-            visit((CONNTRACK, GET, family), &filter(TCP, None), DATAGRAMS, |message| {
+            visit((CONNTRACK, GET, family), filter, DATAGRAMS, |message| {
                 let Some(flow) = Flow::decode(message, is_ipv4) else { return };
-                let passes_by = flow.is_untranslated() && !(first..=last).contains(&flow.from.port());
-                let is_wrong = passes_by && are_concerned(flow.from.ip(), flow.to.ip());
-                if is_wrong && flow.protocol == TCP && found.len() < FLOWS {
+                if found.len() < FLOWS && is_wrong(&flow) {
                     found.push((family, flow.name));
                 }
             })?;
@@ -197,6 +221,7 @@ impl Flow {
             Some(SocketAddr::new(address, u16::from_be_bytes(port.try_into().ok()?)))
         };
         let original = find(found, &[ORIGINAL])?;
+        let status = u32::from_be_bytes(find(found, &[STATUS])?.try_into().ok()?);
         let mut name = vec![Attribute::Value(ORIGINAL | NESTED, original)];
         for kind in [ID, ZONE] {
             name.extend(find(found, &[kind]).map(|value| Attribute::Value(kind, value)));
@@ -207,6 +232,7 @@ impl Flow {
             to: end(ORIGINAL, destination, DESTINATION_PORT)?,
             replies_from: end(REPLY, source, SOURCE_PORT)?,
             replies_to: end(REPLY, destination, DESTINATION_PORT)?,
+            is_answered: status & ANSWERED != 0,
             name,
         })
     }
