@@ -411,7 +411,11 @@ impl Keeper {
             // All nodes are on the same network.
             Err(error) => {
                 if is_new {
-                    tracing::warn!(error = chain(&error), "no tunnel, which no node needs at present");
+                    tracing::warn!(
+                        error = chain(&error),
+                        "no tunnel, which no node needs at present; what other programs send to its port of other \
+                         nodes is dropped: give them or --tunnel-port another port, or set --node-routes direct"
+                    );
                 }
                 Ok((None, false))
             }
