@@ -8,7 +8,9 @@
 //! 3. Addresses and edges of blocks move to their classes. Predicates of new rulesets split classes, which
 //!    the old rulesets do not see.
 //! 4. One row for each endpoint switches it to its rulesets.
-//! 5. Rulesets without endpoints go, with the predicates that only they asked. Classes merge, which the new
+//! 5. Rows of addresses that are no peers any more go. Then endpoints that judge an address otherwise than
+//!    before get another epoch: a flow that is allowed with it is allowed by the new state.
+//! 6. Rulesets without endpoints go, with the predicates that only they asked. Classes merge, which the new
 //!    rulesets do not see.
 //!
 //! All state is in maps with an undo log: a change whose rows do not fit leaves no trace.
@@ -237,9 +239,9 @@ impl Compiler {
         }
         let moved = self.settle(&mut work);
         unused.append(&mut self.switch(&switches));
-        self.renew_epochs(&moved);
         self.out.fits()?;
         self.remove_gone(moved.gone);
+        self.renew_epochs(&moved.keys);
         self.release(unused, &mut work);
         let merged = self.settle(&mut work);
         self.remove_gone(merged.gone);
@@ -250,7 +252,7 @@ impl Compiler {
     /// Switches endpoints to their rulesets. Returns those that may be unused.
     fn switch(&mut self, switches: &[Switch]) -> BTreeSet<RulesetId> {
         let mut unused = BTreeSet::new();
-        self.epoch = self.epoch.wrapping_add(1) & EndpointRow::LAST_EPOCH;
+        self.next_epoch();
         self.out.blame(None);
         for Switch { endpoint, rulesets, audit } in switches {
             let old = self.out.rows.endpoint(*endpoint).copied();
@@ -271,10 +273,12 @@ impl Compiler {
         unused
     }
 
-    /// Gives another epoch to endpoints whose rulesets judge a moved address otherwise than before.
-    fn renew_epochs(&mut self, moved: &settle::Moved) {
+    /// Gives another epoch to endpoints whose rulesets judge a moved address otherwise than before. To be
+    /// called when the rows of moved addresses are written and gone: what passes with the last epoch goes on
+    /// to pass.
+    fn renew_epochs(&mut self, moved: &settle::Keys) {
         let mut endpoints = BTreeSet::new();
-        for (old, new) in &moved.keys {
+        for (old, new) in moved {
             let asking = |key: &settle::Key| {
                 let known = key.as_ref().map(|key| self.rulesets.asking(key, &self.predicates));
                 // An address that appears or disappears may begin or cease to be any pod.
@@ -289,12 +293,21 @@ impl Compiler {
                 }
             }
         }
+        let is_switched = |id| self.out.rows.endpoint(id).is_some_and(|row| row.epoch == self.epoch);
+        // Rows of addresses are removed after the switch, which has given the present epoch already.
+        if moved.iter().any(|(_, new)| new.is_none()) && endpoints.iter().copied().any(is_switched) {
+            self.next_epoch();
+        }
         for endpoint in endpoints {
             if let Some(row) = self.out.rows.endpoint(endpoint) {
                 let row = EndpointRow { epoch: self.epoch, ..*row };
                 self.out.emit(Op::Endpoint(endpoint, Some(row)));
             }
         }
+    }
+
+    fn next_epoch(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1) & EndpointRow::LAST_EPOCH;
     }
 
     /// Removes rulesets that have no endpoint, and the predicates that only they asked.

@@ -19,11 +19,13 @@ use crate::{
 /// The key of an address's class; `None` without a row.
 pub(super) type Key = Option<Arc<ClassKey>>;
 
+/// The earlier and the later keys of addresses.
+pub(super) type Keys = BTreeSet<(Key, Key)>;
+
 /// What has moved.
 #[derive(Default)]
 pub(super) struct Moved {
-    /// The earlier and the later keys of addresses.
-    pub(super) keys: BTreeSet<(Key, Key)>,
+    pub(super) keys: Keys,
     /// What has no row any more; the rows are still there.
     pub(super) gone: Vec<Place>,
 }

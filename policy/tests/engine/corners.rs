@@ -279,3 +279,27 @@ fn a_label_edit_into_a_known_class_costs_one_row_and_the_epochs() {
     let ops = engine.apply([world.pod("web/pod3")]).ops;
     assert!(matches!(ops.as_slice(), [Op::Peer(..), Op::Endpoint(EndpointId(1), Some(_))]), "{ops:?}");
 }
+
+/// A packet in between would be allowed by the old row, and its flow with the new epoch.
+#[test]
+fn the_row_of_a_peer_that_is_gone_is_removed_before_the_epoch_is_renewed() {
+    let mut world = world(json!({"podSelector": {"matchLabels": {"app": "server"}},
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]}));
+    world.endpoints.remove(&2);
+    let gone = Change::PodGone { uid: "web/client".to_owned() };
+    let ops = world.engine().apply([gone.clone()]).ops;
+    assert!(
+        matches!(ops.as_slice(), [Op::Peer(_, None), Op::Endpoint(EndpointId(1), Some(_)), ..]),
+        "{ops:?}"
+    );
+    // With rules that are switched by the same changes, and still allow the peer.
+    let mut engine = world.engine();
+    world.policies.values_mut().for_each(|spec| spec["policyTypes"] = json!(["Ingress", "Egress"]));
+    let ops = engine.apply([world.policy(&("web".to_owned(), "p".to_owned())), gone]).ops;
+    let removed = ops.iter().position(|op| matches!(op, Op::Peer(_, None))).unwrap();
+    let epochs = |ops: &[Op]| {
+        let of = |op: &Op| if let Op::Endpoint(_, Some(row)) = op { Some(row.epoch) } else { None };
+        ops.iter().filter_map(of).max()
+    };
+    assert!(epochs(&ops[..removed]) < epochs(&ops[removed..]), "{ops:#?}");
+}
