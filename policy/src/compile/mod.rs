@@ -279,12 +279,15 @@ impl Compiler {
     fn renew_epochs(&mut self, moved: &settle::Keys) {
         let mut endpoints = BTreeSet::new();
         for (old, new) in moved {
-            let asking = |key: &settle::Key| {
-                let known = key.as_ref().map(|key| self.rulesets.asking(key, &self.predicates));
-                // An address that appears or disappears may begin or cease to be any pod.
-                known.unwrap_or_else(|| self.rulesets.all().collect())
+            let is_pod = |key: &settle::Key| key.as_ref().is_some_and(|key| key.is_pod);
+            // What begins or ceases to be a pod does so for rules about any pod, which ask no predicate.
+            let ids: BTreeSet<_> = if is_pod(old) == is_pod(new) {
+                let keys = [old, new].into_iter().flatten();
+                keys.flat_map(|key| self.rulesets.asking(key, &self.predicates)).collect()
+            } else {
+                self.rulesets.all().collect()
             };
-            for id in asking(old).union(&asking(new)) {
+            for id in &ids {
                 let Some(ruleset) = self.rulesets.get(*id) else { continue };
                 let bits = |key: &settle::Key| key.as_ref().map_or(ruleset.header.any, |it| ruleset.bits(it));
                 let named = |key: &settle::Key| key.as_ref().map(|it| ruleset.named(it)).unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ferrule_policy::{
-    Capacities, Change, ClassId, Compiler, Party, PeerRow, Resource, Table, TraceError, object,
+    Capacities, Change, ClassId, Compiler, EndpointId, Party, PeerRow, Resource, Table, TraceError, object,
 };
 use serde_json::{Value, json};
 
@@ -103,9 +103,29 @@ fn a_pods_address_is_no_services_whichever_is_known_first() {
     assert_eq!(flags(&engine, "10.0.0.1"), POD);
     engine.apply([
         Change::PodGone { uid: "web/server".to_owned() },
-        Change::EndpointGone { id: ferrule_policy::EndpointId(1) },
+        Change::EndpointGone { id: EndpointId(1) },
     ]);
     assert_eq!(flags(&engine, "10.0.0.1"), SERVICE);
+}
+
+/// No rule asks for a label: both keys have no predicate.
+#[test]
+fn an_address_that_ceases_to_be_a_pods_and_stays_a_services_renews_the_epoch_of_those_that_allow_any_pod() {
+    let mut world = world();
+    world.policies.insert(
+        ("web".to_owned(), "p".to_owned()),
+        json!({"ingress": [{"from": [{"namespaceSelector": {}}]}]}),
+    );
+    world.add_pod("web", "client", "10.0.0.2", &[]);
+    world.endpoints.remove(&2);
+    world.services.insert("s".to_owned(), vec!["10.0.0.2".parse().unwrap()]);
+    let mut engine = world.engine();
+    let epoch = |engine: &Engine| engine.rows.endpoint(EndpointId(1)).unwrap().epoch;
+    let before = epoch(&engine);
+    assert!(engine.allows(&world, world.end("web/client"), world.end("web/server"), (TCP, 80)));
+    engine.apply([Change::PodGone { uid: "web/client".to_owned() }]);
+    assert!(!engine.allows(&world, world.end("web/client"), world.end("web/server"), (TCP, 80)));
+    assert_ne!(epoch(&engine), before);
 }
 
 #[test]
