@@ -9,7 +9,7 @@ use std::{
     mem::take,
 };
 
-use super::{Compiler, rulesets::Ruleset, select::Switch};
+use super::{Compiler, rulesets::Ruleset, select::Switch, settle::Moved};
 use crate::{
     EndpointId, RulesetId,
     rows::{EndpointRow, Op},
@@ -18,12 +18,13 @@ use crate::{
 
 impl Compiler {
     /// Gives copies of their old rulesets to endpoints that are about to get other ones, if labels that a
-    /// ruleset sees change with that. Returns the rulesets that may be unused.
-    pub(super) fn freeze(&mut self, switches: &[Switch], work: &mut Work) -> BTreeSet<RulesetId> {
+    /// ruleset sees change with that. Returns the rulesets that may be unused, and what has moved: a pod that
+    /// has come to a group of copied predicates moves here.
+    pub(super) fn freeze(&mut self, switches: &[Switch], work: &mut Work) -> (BTreeSet<RulesetId>, Moved) {
         let mut unused = BTreeSet::new();
         // Groups that are new have no members yet that anything sees.
         if work.groups.is_subset(&work.left) {
-            return unused;
+            return (unused, Moved::default());
         }
         let seen = take(&mut work.addresses);
         let mut rows: Vec<(EndpointId, EndpointRow)> = Vec::new();
@@ -49,8 +50,8 @@ impl Compiler {
             };
             rows.push((*endpoint, row));
         }
-        // Nothing sees these moves: the copies ask what the originals ask.
-        self.settle(work);
+        // Of what has not changed, nothing sees these moves: the copies ask what the originals ask.
+        let moved = self.settle(work);
         work.addresses.extend(seen);
         for (endpoint, row) in rows {
             let old = self.out.rows.endpoint(endpoint).copied();
@@ -61,7 +62,7 @@ impl Compiler {
             [row.ingress, row.egress].into_iter().for_each(|id| self.rulesets.set_user(endpoint, id, true));
             self.out.emit(Op::Endpoint(endpoint, Some(row)));
         }
-        unused
+        (unused, moved)
     }
 
     fn copy(&mut self, id: RulesetId, work: &mut Work) -> RulesetId {

@@ -233,11 +233,13 @@ impl Compiler {
     fn sync(&mut self, mut work: Work) -> Result<(), Refused> {
         let switches = self.select(&mut work)?;
         self.out.fits()?;
-        let mut unused = self.freeze(&switches, &mut work);
+        let (mut unused, frozen) = self.freeze(&switches, &mut work);
         for group in take(&mut work.groups) {
             self.predicates.refresh(group, &self.store, &mut work);
         }
-        let moved = self.settle(&mut work);
+        let mut moved = self.settle(&mut work);
+        // What the freeze found without a class still has its row, and was found once more.
+        moved.keys.extend(frozen.keys);
         unused.append(&mut self.switch(&switches));
         self.out.fits()?;
         self.remove_gone(moved.gone);

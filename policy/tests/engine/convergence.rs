@@ -38,12 +38,15 @@ fn cluster(seed: u64) {
     check(seed, &world, &engine);
     for _ in 0..EDITS {
         let before = world.clone();
-        let events = random::edit(&mut rng, &mut world);
+        // The agent applies at once what has come meanwhile.
+        let edits = if rng.u8(..3) == 0 { rng.usize(2..=5) } else { 1 };
+        let events: Vec<_> = (0..edits).flat_map(|_| random::edit(&mut rng, &mut world)).collect();
         let is_one = events.len() == 1;
-        for event in events {
-            let of_policy = matches!(event, Change::Policy(_) | Change::PolicyGone { .. });
+        let batches = if edits > 1 { vec![events] } else { events.into_iter().map(|it| vec![it]).collect() };
+        for batch in batches {
+            let of_policy = matches!(batch.as_slice(), [Change::Policy(_) | Change::PolicyGone { .. }]);
             let old = engine.rows.clone();
-            let delta = engine.apply([event]);
+            let delta = engine.apply(batch);
             check_prefixes(seed, &[&before, &world], &old, &delta.ops, (is_one, of_policy));
         }
         check(seed, &world, &engine);

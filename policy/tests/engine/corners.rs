@@ -303,3 +303,32 @@ fn the_row_of_a_peer_that_is_gone_is_removed_before_the_epoch_is_renewed() {
     };
     assert!(epochs(&ops[..removed]) < epochs(&ops[removed..]), "{ops:#?}");
 }
+
+/// A copy of rules that are about to be switched moves the addresses that it sees, with those of the change.
+#[test]
+fn a_peer_that_moves_with_the_labels_of_a_namespace_renews_the_epoch_of_those_that_allowed_it() {
+    let from = |app: &str| json!([{"podSelector": {"matchLabels": {"app": app}}}]);
+    let mut world = world(json!({"podSelector": {"matchLabels": {"app": "server"}},
+        "ingress": [{"from": from("client")}]}));
+    world.add_pod("web", "other", "10.0.0.3", &[("app", "other")]);
+    world.add_pod("apart", "switched", "10.0.0.4", &[]);
+    world.add_namespace("apart", &[]);
+    let rule = |team: &str, app: &str| {
+        json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {"matchLabels": {"team": team}}},
+            "ingress": [{"action": "Deny", "from": [{"pods": {"namespaceSelector": {},
+                "podSelector": {"matchLabels": {"app": app}}}}]}]})
+    };
+    world.namespaces.get_mut("apart").unwrap().insert("team".to_owned(), "red".to_owned());
+    world.cluster_policies.insert("red".to_owned(), rule("red", "other"));
+    let mut engine = world.engine();
+    let (server, client) = (world.end("web/server"), world.end("web/client"));
+    assert!(engine.allows(&world, client, server, HTTP));
+    let epoch = |engine: &Engine| engine.rows.endpoint(EndpointId(1)).unwrap().epoch;
+    let before = epoch(&engine);
+    world.namespaces.get_mut("apart").unwrap().insert("team".to_owned(), "blue".to_owned());
+    let mut moved = world.clone();
+    moved.pods.get_mut("web/client").unwrap().labels.insert("app".to_owned(), "other".to_owned());
+    engine.apply([moved.namespace("apart"), moved.pod("web/client")]);
+    assert!(!engine.allows(&moved, moved.end("web/client"), moved.end("web/server"), HTTP));
+    assert_ne!(epoch(&engine), before, "the flow of before is judged again");
+}
