@@ -240,10 +240,11 @@ impl Compiler {
         let mut moved = self.settle(&mut work);
         // What the freeze found without a class still has its row, and was found once more.
         moved.keys.extend(frozen.keys);
+        moved.is_translated |= frozen.is_translated;
         unused.append(&mut self.switch(&switches));
         self.out.fits()?;
-        self.remove_gone(moved.gone);
-        self.renew_epochs(&moved.keys);
+        self.remove_gone(take(&mut moved.gone));
+        self.renew_epochs(&moved);
         self.release(unused, &mut work);
         let merged = self.settle(&mut work);
         self.remove_gone(merged.gone);
@@ -278,9 +279,16 @@ impl Compiler {
     /// Gives another epoch to endpoints whose rulesets judge a moved address otherwise than before. To be
     /// called when the rows of moved addresses are written and gone: what passes with the last epoch goes on
     /// to pass.
-    fn renew_epochs(&mut self, moved: &settle::Keys) {
+    fn renew_epochs(&mut self, moved: &settle::Moved) {
         let mut endpoints = BTreeSet::new();
-        for (old, new) in moved {
+        if moved.is_translated {
+            // Flows that are older than the mark were judged by the address before the translation.
+            let is_judged = |id: &EndpointId| {
+                self.out.rows.endpoint(*id).is_some_and(|row| row.egress != RulesetId::OPEN)
+            };
+            endpoints.extend(self.store.endpoints.iter().map(|(id, _)| *id).filter(is_judged));
+        }
+        for (old, new) in &moved.keys {
             let is_pod = |key: &settle::Key| key.as_ref().is_some_and(|key| key.is_pod);
             // What begins or ceases to be a pod does so for rules about any pod, which ask no predicate.
             let ids: BTreeSet<_> = if is_pod(old) == is_pod(new) {
@@ -300,7 +308,7 @@ impl Compiler {
         }
         let is_switched = |id| self.out.rows.endpoint(id).is_some_and(|row| row.epoch == self.epoch);
         // Rows of addresses are removed after the switch, which has given the present epoch already.
-        if moved.iter().any(|(_, new)| new.is_none()) && endpoints.iter().copied().any(is_switched) {
+        if moved.keys.iter().any(|(_, new)| new.is_none()) && endpoints.iter().copied().any(is_switched) {
             self.next_epoch();
         }
         for endpoint in endpoints {

@@ -26,6 +26,9 @@ pub(super) type Keys = BTreeSet<(Key, Key)>;
 #[derive(Default)]
 pub(super) struct Moved {
     pub(super) keys: Keys,
+    /// Whether some address has become a Service's, or this node's: packets to it are judged after their
+    /// translation from now on.
+    pub(super) is_translated: bool,
     /// What has no row any more; the rows are still there.
     pub(super) gone: Vec<Place>,
 }
@@ -52,6 +55,7 @@ impl Compiler {
         for place in addresses.chain(edges) {
             let (old, new) = (self.class_of(place), self.key_of(place));
             let old_key = old.and_then(|id| self.classes.key(id)).cloned();
+            moved.is_translated |= self.becomes_translated(place, &new);
             let stays =
                 old_key == new || (old == Some(ClassId::NONE) && new.as_ref().is_some_and(|it| it.is_none()));
             // No row and the row of no class differ.
@@ -171,14 +175,27 @@ impl Compiler {
         let op = match place {
             Place::Edge(prefix) => Op::Block(prefix, Some(class)),
             Place::Address(addr) => {
-                let marks = &self.store.marks;
-                let is_service = !is_pod && marks.is_service(addr);
-                let is_own_node = marks.is_own_node(addr);
+                let (is_service, is_own_node) = self.marks_of(addr, is_pod);
                 Op::Peer(addr, Some(PeerRow { class, is_pod, is_service, is_own_node }))
             }
         };
         self.out.blame(None);
         self.out.emit(op);
+    }
+
+    /// Whether the row of an address has to get a mark that it does not have yet.
+    fn becomes_translated(&self, place: Place, key: &Key) -> bool {
+        let Place::Address(addr) = place else { return false };
+        let (is_service, is_own_node) = self.marks_of(addr, key.as_ref().is_some_and(|it| it.is_pod));
+        let old = self.out.rows.peers.get(&addr);
+        is_service && old.is_none_or(|it| !it.is_service)
+            || is_own_node && old.is_none_or(|it| !it.is_own_node)
+    }
+
+    /// Whether an address is a Service's, and whether it is this node's.
+    fn marks_of(&self, addr: Addr, is_pod: bool) -> (bool, bool) {
+        let marks = &self.store.marks;
+        (!is_pod && marks.is_service(addr), marks.is_own_node(addr))
     }
 
     fn class_of(&self, place: Place) -> Option<ClassId> {

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use ferrule_policy::{
-    Capacities, Change, ClassId, Compiler, EndpointId, Party, PeerRow, Resource, Table, TraceError, object,
+    Capacities, Change, ClassId, Compiler, EndpointId, Op, Party, PeerRow, Resource, Table, TraceError,
+    object,
 };
 use serde_json::{Value, json};
 
@@ -106,6 +107,48 @@ fn a_pods_address_is_no_services_whichever_is_known_first() {
         Change::EndpointGone { id: EndpointId(1) },
     ]);
     assert_eq!(flags(&engine, "10.0.0.1"), SERVICE);
+}
+
+/// Such a flow was judged by the Service's address: with another epoch, it is judged by its backend's.
+#[test]
+fn a_service_or_an_own_address_that_becomes_known_renews_the_epochs_of_those_whose_egress_is_judged_once() {
+    let mut world = world();
+    world.add_pod("web", "receiver", "10.0.0.2", &[("app", "receiver")]);
+    for (name, app, way) in [("p", "sender", "Egress"), ("q", "receiver", "Ingress")] {
+        let spec = json!({"podSelector": {"matchLabels": {"app": app}}, "policyTypes": [way]});
+        world.policies.insert(("web".to_owned(), name.to_owned()), spec);
+    }
+    world.pods.get_mut("web/server").unwrap().labels = super::world::labels(&[("app", "sender")]);
+    world.nodes.insert("n".to_owned(), (Default::default(), vec!["192.168.0.1".parse().unwrap()]));
+    let deny = json!({"tier": "Baseline", "priority": 1, "subject": {"namespaces": {}},
+        "ingress": [{"action": "Deny", "from": [{"namespaces": {"matchLabels": {"no": "such"}}}]}]});
+    world.cluster_policies.insert("c".to_owned(), deny);
+    let mut engine = world.engine();
+    let renewed = |engine: &mut Engine, changes: Vec<Change>| -> Vec<_> {
+        let ops = engine.apply(changes).ops;
+        let of = |op: &Op| if let Op::Endpoint(id, _) = op { Some(id.0) } else { None };
+        ops.iter().filter_map(of).collect()
+    };
+    let both = vec![
+        service("s", json!({"clusterIP": "10.96.0.1"}), &[]),
+        service("t", json!({"clusterIPs": ["10.96.0.2", "10.96.0.3"]}), &[]),
+    ];
+    assert_eq!(renewed(&mut engine, both), [1]);
+    assert_eq!(renewed(&mut engine, vec![host(&["192.168.0.1"])]), [1]);
+    let marked = service("s", json!({"clusterIP": "10.96.0.1"}), &["192.168.0.1"]);
+    assert_eq!(renewed(&mut engine, vec![marked]), [1], "the mark of a row that exists");
+    let same = service("t", json!({"clusterIPs": ["10.96.0.2"]}), &[]);
+    let gone = Change::ServiceGone { uid: "s".to_owned() };
+    assert_eq!(
+        renewed(&mut engine, vec![same, gone, host(&[])]),
+        [0; 0],
+        "nothing is translated from now on"
+    );
+    let epoch = engine.compiler.epoch();
+    engine.compiler.renew(Table::B).unwrap();
+    let rows = engine.compiler.rows();
+    let epochs = [1, 2].map(|id| rows.endpoint(EndpointId(id)).unwrap().epoch);
+    assert_eq!(epochs, [epoch + 1; 2], "a table from scratch");
 }
 
 /// No rule asks for a label: both keys have no predicate.
