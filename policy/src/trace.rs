@@ -155,6 +155,11 @@ impl Compiler {
         Ok(Trace { from: self.traced(from), to: self.traced(to), is_allowed, egress, ingress })
     }
 
+    /// Whether the programs take an address for one of this node.
+    pub fn is_own_node(&self, address: IpAddr) -> bool {
+        self.store.marks.is_own_node(address.into())
+    }
+
     /// Whether the host translates packets to an address. A load balancer's address can be a node's.
     fn is_translated(&self, addr: Addr) -> bool {
         let marks = &self.store.marks;

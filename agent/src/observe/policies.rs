@@ -91,7 +91,7 @@ impl Question {
     /// The node of an end has addresses of both families: the first is taken that has the other end's.
     fn trace(&self, compiler: &Compiler, nodes: &Nodes) -> Result<Trace, Status> {
         let own: &[IpAddr] = nodes.own.as_ref().map_or(&[], |it| &it.addresses);
-        let (from, to) = (parties(&self.from, own)?, parties(&self.to, own)?);
+        let (from, to) = (parties(&self.from, own, compiler)?, parties(&self.to, own, compiler)?);
         let mut failure = TraceError::NoFamily;
         for (from, to) in from.iter().flat_map(|from| to.iter().map(move |to| (from, to))) {
             match compiler.trace(from, to, self.protocol, self.port) {
@@ -147,7 +147,7 @@ fn with_undecodable(
 }
 
 /// An end; the node once for each of its addresses.
-fn parties(end: &PolicyEnd, own: &[IpAddr]) -> Result<Vec<Party>, Status> {
+fn parties(end: &PolicyEnd, own: &[IpAddr], compiler: &Compiler) -> Result<Vec<Party>, Status> {
     let PolicyEnd { namespace, name, address, own_node } = end;
     if !name.is_empty() {
         return Ok(vec![Party::Pod { namespace: namespace.clone(), name: name.clone() }]);
@@ -161,7 +161,9 @@ fn parties(end: &PolicyEnd, own: &[IpAddr]) -> Result<Vec<Party>, Status> {
         let found = Quoted(address);
         Status::invalid_argument(format!("found {found}, expected a pod, an address, or the pod's node"))
     })?;
-    Ok(vec![if own.contains(&address) { Party::OwnNodeAt(address) } else { Party::Address(address) }])
+    // Not only the addresses of the Node: the host has others, such as NodeLocal DNSCache's.
+    let is_own = compiler.is_own_node(address);
+    Ok(vec![if is_own { Party::OwnNodeAt(address) } else { Party::Address(address) }])
 }
 
 fn unknown(compiler: &Compiler, error: &TraceError) -> Status {

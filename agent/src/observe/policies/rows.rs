@@ -84,22 +84,27 @@ fn side(
     let Some((own_address, peer_address)) = own.address.zip(peer.address) else {
         return Side::NoAnswer("an end has no address".to_owned());
     };
-    let packet = Packet {
+    let origin = |is_own_node| if is_own_node { Origin::OwnNode } else { Origin::Other };
+    let mut packet = Packet {
         endpoint,
         direction,
         own: own_address,
         peer: peer_address,
         protocol,
         port,
-        origin: if peer.is_own_node { Origin::OwnNode } else { Origin::Other },
+        origin: origin(peer.is_own_node),
         in_pod_range: is_in_pod_range(nodes, peer_address),
     };
     let recorded = match judging(&packet) {
         Ok(recorded) => recorded,
         Err(error) => return Side::NoAnswer(error),
     };
-    let is_service = recorded.peer.is_some_and(|it| it.flags & Peer::SERVICE != 0);
-    if is_service && direction == Direction::Egress {
+    let has = |flag| recorded.peer.is_some_and(|it| it.flags & flag != 0);
+    if direction == Direction::Egress {
+        // As the programs know a destination; what the node sends, they know by its way.
+        packet.origin = origin(has(Peer::OWN_NODE));
+    }
+    if has(Peer::SERVICE) && direction == Direction::Egress {
         return Side::NoAnswer(format!(
             "{peer_address} is an address of a Service: the host translates packets to it, and then the \
              backend's address and port are judged; ask about the backend"

@@ -10,13 +10,16 @@ use tonic::Code;
 use super::*;
 use crate::nodes::Node;
 
+/// The Node's address, and one that only the host knows.
+const HOST: [&str; 2] = ["192.0.2.1", "169.254.20.10"];
+
 fn compiler() -> Compiler {
     let pod = |name: &str, address: &str| -> object::Pod {
         let metadata = json!({"namespace": "web", "name": name, "uid": name, "labels": {"app": name}});
         serde_json::from_value(json!({"metadata": metadata, "status": {"podIP": address}})).unwrap()
     };
     let policy = json!({"metadata": {"namespace": "web", "name": "front"}, "spec": {
-        "podSelector": {"matchLabels": {"app": "front"}},
+        "podSelector": {"matchLabels": {"app": "front"}}, "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "client"}}}], "ports": [{"port": 80}]}]}});
     let policy = serde_json::from_str(&policy.to_string()).unwrap();
     let mut compiler = Compiler::default();
@@ -26,6 +29,7 @@ fn compiler() -> Compiler {
             Change::Policy(object::network_policy(&policy)),
             Change::Pod(pod("front", "10.1.0.2")),
             Change::Pod(pod("client", "10.2.0.2")),
+            Change::HostAddresses(HOST.map(|it| it.parse().unwrap()).to_vec()),
             Change::Endpoint(Endpoint { id: EndpointId(7), uid: "front".to_owned(), addresses: Vec::new() }),
         ])
         .unwrap();
@@ -62,7 +66,8 @@ fn as_compiled(compiler: &Compiler, packet: &Packet) -> Recorded {
         ferrule_policy::Direction::Ingress => row.ingress,
         ferrule_policy::Direction::Egress => row.egress,
     });
-    Recorded { rows: compiler.rows().clone(), ruleset, ..Recorded::default() }
+    let peer = compiler.rows().peer(packet.peer.into()).map(|row| Peer::from(*row));
+    Recorded { rows: compiler.rows().clone(), ruleset, peer, is_audited: false }
 }
 
 fn ask(
@@ -145,6 +150,23 @@ fn the_own_node_is_known_by_its_address_and_reaches_its_pods() {
     }
     let shown = ask(address("192.0.2.2"), pod("front"), 22, judging).unwrap();
     assert!(!shown.allowed, "another node is no own node");
+}
+
+#[test]
+fn each_address_of_the_host_is_the_own_nodes_for_policies_and_by_its_flag_for_rows() {
+    let judging = |compiler: &Compiler, packet: &Packet| Ok(as_compiled(compiler, packet));
+    for host in HOST {
+        for (from, to) in [(pod("front"), address(host)), (address(host), pod("front"))] {
+            let shown = ask(from, to, 53, judging).unwrap();
+            assert!(shown.allowed && !shown.disagree, "{host}");
+        }
+    }
+    let unmarked =
+        |compiler: &Compiler, packet: &Packet| Ok(Recorded { peer: None, ..as_compiled(compiler, packet) });
+    let shown = ask(pod("front"), address("169.254.20.10"), 53, unmarked).unwrap();
+    assert!(shown.allowed && shown.disagree, "the programs would judge it as an address of the world");
+    let world = ask(pod("front"), address("169.254.20.11"), 53, judging).unwrap();
+    assert!(!world.allowed && !world.disagree);
 }
 
 #[test]
