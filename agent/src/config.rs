@@ -299,8 +299,9 @@ struct Settings {
     /// pods and nodes, because a restart writes all rows once more [default: 262144].
     #[arg(long, env = "FERRULE_MAX_POLICY_PEERS", value_name = "ENTRIES")]
     max_policy_peers: Option<u32>,
-    /// Capacity of the eBPF map RULES, twice what the policies of this node's pods need; NAMED has half of
-    /// it, BLOCKS a quarter, PORTS an eighth, RULESETS a 32nd [default: 131072].
+    /// Capacity of the eBPF map RULES: twice what the policies of this node's pods need, and four times what
+    /// those need that change at once, because old and new rows exist until the pods are switched; NAMED has
+    /// half of it, BLOCKS a quarter, PORTS an eighth, RULESETS a 32nd [default: 131072].
     #[arg(long, env = "FERRULE_MAX_POLICY_RULES", value_name = "ENTRIES")]
     max_policy_rules: Option<u32>,
     /// Capacity of the eBPF map POLICY_FLOWS: answered flows of pods that policies judge; POLICY_PENDING, of

@@ -78,6 +78,26 @@ fn a_policy_that_does_not_fit_changes_nothing_and_is_named() {
     }
 }
 
+/// No pod is switched before its new rules are complete; documented in `docs/policy.md`.
+#[test]
+fn an_edit_needs_the_rows_of_before_and_of_after_and_a_table_from_scratch_only_those_of_after() {
+    let wide = |last: u16| {
+        let ports: Vec<_> = (1..=40).map(|port| json!({"port": 100 * port + 2})).collect();
+        let ports: Vec<_> = ports.into_iter().chain([json!({"port": last})]).collect();
+        let subject = json!({"matchLabels": {"app": "app1"}});
+        network_policy("web", "wide", &json!({"podSelector": subject, "ingress": [{"ports": ports}]}))
+    };
+    for (ports, fits) in [(2 * 41, true), (2 * 41 - 1, false)] {
+        let capacities = Capacities { ports, ..Capacities::default() };
+        let mut compiler = Compiler::new(Table::A, capacities);
+        compiler.apply(world().changes().into_iter().chain([wide(7)])).unwrap();
+        let edited = compiler.apply([wide(9)]);
+        assert_eq!(edited.as_ref().err().map(|it| it.resource), (!fits).then_some(Resource::Ports));
+    }
+    let mut scratch = Compiler::new(Table::B, Capacities { ports: 41, ..Capacities::default() });
+    scratch.apply(world().changes().into_iter().chain([wide(9)])).unwrap();
+}
+
 #[test]
 fn a_pod_or_an_endpoint_too_many_is_refused() {
     let world = world();

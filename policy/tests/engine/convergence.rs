@@ -1,6 +1,6 @@
 //! Random clusters: after each edit, the rows judge as the oracle does, as a compiler from scratch does, and
-//! as the policies themselves do; and after each single row, each endpoint is judged as before or as after, and
-//! no flow is allowed for good that is denied in the end.
+//! as the policies themselves do; and after each single row, each endpoint is judged as before or as after,
+//! and no flow is allowed for good that is denied in the end.
 
 use std::{collections::BTreeSet, env};
 
