@@ -62,7 +62,11 @@ fn serve(
     version: &mut CniVersion,
 ) -> Result<Outcome, CniError> {
     let Some(command) = Command::from_env(env).transpose() else { return Ok(Outcome::About) };
-    let bytes = stdin::read(input, stdin::DEADLINE);
+    let max_bytes = match command {
+        Ok(Command::Del(_)) => stdin::MAX_BYTES_OF_DEL,
+        _ => stdin::MAX_BYTES,
+    };
+    let bytes = stdin::read(input, max_bytes, stdin::DEADLINE);
     if let Ok(Command::Version) = command {
         return Ok(Outcome::Done(Some(versions(&bytes?)?)));
     }

@@ -14,8 +14,15 @@ use nix::{
 
 use crate::error::CniError;
 
-/// The largest part of a network configuration is the pod's annotations, which Kubernetes limits to 256 KiB.
-pub(crate) const MAX_BYTES: usize = 1 << 20;
+/// Longest network configuration of every verb but DEL. The largest part is the pod's annotations, which
+/// Kubernetes limits to 256 KiB: 1.5 MiB of JSON, because Go writes each `<`, `>` and `&` as six bytes
+/// (`\u003c`). The rest is for ports, and for the results and attachments that CHECK and GC get.
+pub(crate) const MAX_BYTES: usize = 4 << 20;
+
+/// Longest network configuration of a DEL, of which no list is decoded. A runtime repeats a failing DEL for
+/// ever, also after an ADD that was refused because of its length. Whatever a pod's author writes fits: etcd
+/// takes objects of 1.5 MiB, which is 9 MiB of JSON at most; previous result and operator's part are added.
+pub(crate) const MAX_BYTES_OF_DEL: usize = 16 << 20;
 
 /// Time for the runtime to write the network configuration and to close the pipe.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
@@ -23,8 +30,12 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 /// Reads up to the end of input.
 ///
 /// # Errors
-/// If the input does not end within `timeout` or [`MAX_BYTES`], or if reading fails.
-pub(crate) fn read(mut input: impl Read + AsFd, timeout: Duration) -> Result<Vec<u8>, CniError> {
+/// If the input does not end within `timeout` or `max_bytes`, or if reading fails.
+pub(crate) fn read(
+    mut input: impl Read + AsFd,
+    max_bytes: usize,
+    timeout: Duration,
+) -> Result<Vec<u8>, CniError> {
     let deadline = Instant::now() + timeout;
     let mut bytes = Vec::new();
     // Configurations are rarely longer, and each page of a larger buffer costs a page fault at every start.
@@ -37,10 +48,10 @@ pub(crate) fn read(mut input: impl Read + AsFd, timeout: Duration) -> Result<Vec
             Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
             Err(e) => return Err(unreadable(&e.to_string())),
         }
-        if bytes.len() > MAX_BYTES {
+        if bytes.len() > max_bytes {
             return Err(CniError::new(
                 Code::DecodingFailure,
-                format!("reading the network configuration: longer than {MAX_BYTES} bytes"),
+                format!("reading the network configuration: longer than {max_bytes} bytes"),
                 "shorten the network configuration or the pod's annotations in it",
             ));
         }
@@ -89,15 +100,15 @@ mod tests {
         let sent: Vec<u8> = (0..MAX_BYTES).map(|i| i.to_le_bytes()[0]).collect();
         let expected = sent.clone();
         let writing = thread::spawn(move || writer.write_all(&sent).unwrap());
-        assert_eq!(read(reader, DEADLINE).unwrap(), expected);
+        assert_eq!(read(reader, MAX_BYTES, DEADLINE).unwrap(), expected);
         writing.join().unwrap();
     }
 
     #[test]
     fn files_and_empty_input_are_read() {
-        assert_eq!(read(File::open("/dev/null").unwrap(), DEADLINE).unwrap(), b"");
+        assert_eq!(read(File::open("/dev/null").unwrap(), MAX_BYTES, DEADLINE).unwrap(), b"");
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-        assert!(!read(File::open(manifest).unwrap(), DEADLINE).unwrap().is_empty());
+        assert!(!read(File::open(manifest).unwrap(), MAX_BYTES, DEADLINE).unwrap().is_empty());
     }
 
     #[test]
@@ -105,7 +116,7 @@ mod tests {
         let (reader, mut writer) = pipe().unwrap();
         writer.write_all(b"{").unwrap();
         let start = Instant::now();
-        let error = read(reader, Duration::from_millis(30)).unwrap_err();
+        let error = read(reader, MAX_BYTES, Duration::from_millis(30)).unwrap_err();
         assert_eq!(error.code, 5);
         assert!(error.msg.contains("not closed after 30ms"), "{}", error.msg);
         assert!(start.elapsed() >= Duration::from_millis(30));
@@ -114,12 +125,12 @@ mod tests {
 
     #[test]
     fn oversized_input_is_refused() {
-        let error = read(File::open("/dev/zero").unwrap(), DEADLINE).unwrap_err();
+        let error = read(File::open("/dev/zero").unwrap(), MAX_BYTES, DEADLINE).unwrap_err();
         assert_eq!(error.code, 6);
     }
 
     #[test]
     fn unreadable_input_is_an_error() {
-        assert_eq!(read(File::open("/").unwrap(), DEADLINE).unwrap_err().code, 5);
+        assert_eq!(read(File::open("/").unwrap(), MAX_BYTES, DEADLINE).unwrap_err().code, 5);
     }
 }

@@ -301,24 +301,28 @@ fn oversized_configuration_is_rejected_within_time_and_memory_limits() {
         let pod = node.pod("a")?;
         let start = r#"{"cniVersion":"1.1.0","name":"cluster","type":"ferrule","#;
         let mib = 1 << 20;
-        let bombs = [
-            format!(r#"{start}"dns":{}"#, "[".repeat(mib / 2)),
-            format!(r#"{start}"x":{}"#, r#"{"a":"#.repeat(mib / 10)),
-            format!(r#"{start}"x":[{}1]}}"#, "1,".repeat(mib / 2 - 100)),
-            format!(r#"{start}"mtu":{}}}"#, "9".repeat(mib / 2)),
-            format!(r#"{start}"dns":{{"nameservers":[{}""]}}}}"#, r#""","#.repeat(mib / 4)),
-            format!(r#"{start}"prevResult":{{"ips":[{}{{}}]}}}}"#, "{},".repeat(mib / 4)),
-            format!(r#"{start}"cni.dev/valid-attachments":[{}{{}}]}}"#, "{},".repeat(mib / 4)),
-            format!(r#"{start}"runtimeConfig":{{{}"z":1}}}}"#, r#""a":{},"#.repeat(mib / 10)),
-            format!(r#"{start}"x":"{}"}}"#, r"\u0000".repeat(mib / 8)),
-            "x".repeat(100 * mib),
-        ];
-        for bomb in &bombs {
-            let begin = bomb.get(..100).unwrap_or_default();
-            for verb in ["ADD", "DEL", "CHECK", "GC"] {
+        // A DEL accepts 16 MiB and decodes no list; the other verbs accept 4 MiB.
+        let bombs = |size: usize| {
+            [
+                format!(r#"{start}"dns":{}"#, "[".repeat(size / 2)),
+                format!(r#"{start}"x":{}"#, r#"{"a":"#.repeat(size / 10)),
+                format!(r#"{start}"x":[{}1]}}"#, "1,".repeat(size / 2 - 100)),
+                format!(r#"{start}"mtu":{}}}"#, "9".repeat(size / 2)),
+                format!(r#"{start}"dns":{{"nameservers":[{}""]}}}}"#, r#""","#.repeat(size / 4)),
+                format!(r#"{start}"prevResult":{{"ips":[{}{{}}]}}}}"#, "{},".repeat(size / 4)),
+                format!(r#"{start}"cni.dev/valid-attachments":[{}{{}}]}}"#, "{},".repeat(size / 4)),
+                format!(r#"{start}"runtimeConfig":{{{}"z":1}}}}"#, r#""a":{},"#.repeat(size / 10)),
+                format!(r#"{start}"runtimeConfig":{{"portMappings":[{}{{}}]}}}}"#, "{},".repeat(size / 4)),
+                format!(r#"{start}"x":"{}"}}"#, r"\u0000".repeat(size / 8)),
+                "x".repeat(100 * mib),
+            ]
+        };
+        for (verbs, size) in [(["ADD", "CHECK", "GC"].as_slice(), 4 * mib), (&["DEL"], 16 * mib)] {
+            for (bomb, verb) in bombs(size).iter().flat_map(|it| verbs.iter().map(move |verb| (it, *verb))) {
+                let begin = bomb.get(..100).unwrap_or_default();
                 let mut command = Command::new("prlimit");
                 // Limit of private mappings, including the stack.
-                command.arg("--data=8388608").arg(dist::binary("ferrule")?);
+                command.arg(format!("--data={}", 4 * size)).arg(dist::binary("ferrule")?);
                 command.env_clear().envs(runtime.environment(verb, &pod));
                 command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
                 let mut shim = sys::die_with_parent(&mut command).spawn()?;

@@ -11,6 +11,8 @@ use crate::error::CniError;
 const CAPABILITY: &str = "runtimeConfig.portMappings";
 /// More would not fit into the agent's record of the container.
 const MAX: usize = 4096;
+/// Bytes of JSON, 128 for each entry: in memory, a list of empty entries is many times larger than its JSON.
+const MAX_BYTES: usize = 128 * MAX;
 
 /// `runtimeConfig`, of which other files decode the rest.
 #[derive(Deserialize)]
@@ -39,11 +41,14 @@ struct Entry {
 /// plugin `portmap` ignores such an entry.
 ///
 /// # Errors
-/// If an entry is malformed.
+/// If an entry is malformed, or there are too many.
 pub(super) fn parse(runtime_config: Option<&RawValue>) -> Result<Vec<PortMapping>, CniError> {
     // A value that is not an object was refused with the annotations.
     let config = runtime_config.and_then(|raw| serde_json::from_str::<RuntimeConfig<'_>>(raw.get()).ok());
     let Some(raw) = config.and_then(|it| it.port_mappings) else { return Ok(Vec::new()) };
+    if raw.get().len() > MAX_BYTES {
+        return Err(refuse(format_args!("longer than {MAX_BYTES} bytes")));
+    }
     let expected = "an array of objects with \"hostPort\", \"containerPort\", \"protocol\" and \"hostIP\"";
     let entries: Vec<Entry> = serde_json::from_str(raw.get())
         .map_err(|error| refuse(format_args!("found {}, expected {expected}: {error}", Quoted(raw.get()))))?;
@@ -120,6 +125,7 @@ mod tests {
     #[test]
     fn malformed_mappings_are_refused_and_named() {
         let many = format!("[{}]", [r#"{"hostPort":1,"containerPort":1}"#; MAX + 1].join(","));
+        let nothing = format!("[{}{{}}]", "{},".repeat(174_762));
         for (mappings, expected) in [
             ("7", "expected an array"),
             ("[7]", "expected an array"),
@@ -131,6 +137,7 @@ mod tests {
             (r#"[{"hostPort":80,"containerPort":80,"protocol":"icmp"}]"#, "unknown protocol \"icmp\""),
             (r#"[{"hostPort":80,"containerPort":80,"hostIP":"10.0.0.300"}]"#, "\"10.0.0.300\" is no IP"),
             (many.as_str(), "4097 entries, expected at most 4096"),
+            (nothing.as_str(), "longer than 524288 bytes"),
         ] {
             let error = parsed(mappings).unwrap_err();
             assert_eq!(error.code, 7, "{mappings:.80}");

@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     ffi::OsString,
     io::{Write, pipe},
+    thread,
 };
 
 use ferrule_proto::cni;
@@ -32,12 +33,14 @@ fn invoke_with(
         })
     };
     let (reader, mut writer) = pipe().unwrap();
-    writer.write_all(stdin.as_bytes()).unwrap();
-    drop(writer);
     let called = RefCell::new(None);
-    let outcome = run(&env, reader, |socket: &str, request| {
-        called.replace(Some((socket.to_owned(), request)));
-        answer
+    let outcome = thread::scope(|scope| {
+        // Fails if the plugin refuses the input before its end.
+        scope.spawn(move || drop(writer.write_all(stdin.as_bytes())));
+        run(&env, reader, |socket: &str, request| {
+            called.replace(Some((socket.to_owned(), request)));
+            answer
+        })
     });
     (outcome, called.into_inner())
 }
@@ -163,6 +166,37 @@ fn only_add_parses_annotations() {
     assert_eq!(invoke("DEL", &stdin("[]")).0, Outcome::Done(None));
     let check = stdin("[]").replace("\"name\"", "\"prevResult\":{},\"name\"");
     assert_eq!(invoke("CHECK", &check).0, Outcome::Done(None));
+}
+
+#[test]
+fn a_pod_with_annotations_of_any_size_that_kubernetes_allows_is_attached_and_deleted() {
+    // 256 KiB, which Go's JSON makes six times as long.
+    let annotation = r"\u003c".repeat(256 << 10);
+    let stdin = format!(
+        r#"{{"cniVersion":"1.0.0","name":"n",
+            "runtimeConfig":{{"io.kubernetes.cri.pod-annotations":{{"vif.ferrule.dev/v1":"{annotation}"}}}}}}"#
+    );
+    let (outcome, called) = invoke("ADD", &stdin);
+    assert_eq!(outcome, Outcome::Done(None));
+    let Some((_, Request::Add(AddRequest { pod: Some(pod), .. }))) = called else { panic!("no ADD") };
+    assert_eq!(pod.annotations.unwrap().values["vif.ferrule.dev/v1"], "<".repeat(256 << 10));
+    assert_eq!(invoke("DEL", &stdin).0, Outcome::Done(None));
+}
+
+#[test]
+fn a_del_accepts_more_than_an_add() {
+    // A DEL has the previous result too, and follows an ADD that was refused.
+    let padded = |text: &str, bytes: usize| text.to_owned() + &" ".repeat(bytes - text.len());
+    let with_result = r#"{"cniVersion":"1.1.0","name":"n","prevResult":{}}"#;
+    for (command, max) in [("CHECK", 4_194_304), ("DEL", 16_777_216)] {
+        assert_eq!(invoke(command, &padded(with_result, max)).0, Outcome::Done(None), "{command}");
+        let error = failure(invoke(command, &padded(with_result, max + 1)).0);
+        assert_eq!(error["code"], 6);
+        assert_eq!(error["msg"], format!("reading the network configuration: longer than {max} bytes"));
+    }
+    let long = padded(r#"{"cniVersion":"1.1.0","name":"n"}"#, 4_194_305);
+    assert_eq!(failure(invoke("ADD", &long).0)["code"], 6);
+    assert_eq!(invoke("DEL", &long).0, Outcome::Done(None));
 }
 
 #[test]

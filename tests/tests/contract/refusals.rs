@@ -66,7 +66,7 @@ fn invalid_configuration_is_refused() {
             refused(node, DECODING_FAILURE, || with_stdin(&runtime, &pod, stdin.as_bytes()))
                 .with_context(|| format!("stdin {stdin:?}"))?;
         }
-        let huge = format!("{{\"cniVersion\": \"1.1.0\", \"name\": \"{}\"}}", "a".repeat(1 << 20));
+        let huge = format!("{{\"cniVersion\": \"1.1.0\", \"name\": \"{}\"}}", "a".repeat(4 << 20));
         refused(node, DECODING_FAILURE, || with_stdin(&runtime, &pod, huge.as_bytes()))?;
         let deep = format!("{{\"cniVersion\": \"1.1.0\", \"name\": {}", "[".repeat(100_000));
         refused(node, DECODING_FAILURE, || with_stdin(&runtime, &pod, deep.as_bytes()))?;

@@ -23,6 +23,36 @@ fn add_check_and_del_leak_nothing() {
 }
 
 #[test]
+fn a_pod_whose_annotations_fill_the_configuration_is_attached_and_deleted() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let pod = node.pod("a")?;
+        // Go's JSON has six bytes for each character. Kubernetes allows 256 KiB, and the shim 4 MiB of JSON.
+        let config = |annotation: usize| {
+            let annotations = json!({"note": "<".repeat(annotation)});
+            let capability = json!({"io.kubernetes.cri.pod-annotations": annotations});
+            runtime.clone().with("runtimeConfig", capability)
+        };
+        let stdin = |runtime: &Runtime| runtime.config().to_string().replace('<', r"\u003c");
+        for annotation in [174_600, 256 << 10, 690_000] {
+            let mut runtime = config(annotation);
+            let text = stdin(&runtime);
+            ensure!(text.len() <= 4 << 20, "{} bytes", text.len());
+            let result = with_stdin(&runtime, &pod, text.as_bytes())?;
+            runtime = runtime.with("prevResult", result);
+            let del = runtime.environment("DEL", &pod);
+            runtime.call_with(&del, stdin(&runtime).as_bytes())?.into_result()?;
+            ensure!(node.attachments()?.is_empty(), "after an annotation of {annotation} bytes");
+        }
+        let runtime = config(700_000);
+        refused(node, DECODING_FAILURE, || with_stdin(&runtime, &pod, stdin(&runtime).as_bytes()))?;
+        let del = runtime.environment("DEL", &pod);
+        runtime.call_with(&del, stdin(&runtime).as_bytes())?.into_result().map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
 fn result_has_the_requested_cni_version() {
     with_agent(|node| {
         for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
