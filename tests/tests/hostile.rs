@@ -405,6 +405,26 @@ fn unprivileged_squatter_of_the_lock_name_cannot_prevent_agent_start() {
 }
 
 #[test]
+fn unprivileged_holder_of_the_lock_name_with_a_full_queue_cannot_prevent_agent_start() {
+    on_node(|node| {
+        fs::copy(env!("CARGO_BIN_EXE_pod"), "/run/holder")?;
+        let mut holder = Command::new("/run/holder");
+        holder.args(["fill", "ferrule-agent"]).uid(65_534).gid(65_534).stdout(Stdio::piped());
+        let mut holder = sys::die_with_parent(&mut holder).spawn()?;
+        let mut ready = [0];
+        holder.stdout.as_mut().context("no output")?.read_exact(&mut ready)?;
+        node.start_agent(&[POD_V4])?;
+        let log = node.log();
+        ensure!(log.contains("does not accept connections"), "{log}");
+        let pod = node.attach("a")?;
+        holder.kill()?;
+        holder.wait()?;
+        node.runtime()?.check(&pod)
+    })
+    .unwrap();
+}
+
+#[test]
 fn check_memory_does_not_grow_with_foreign_routes_and_neighbours() {
     with_agent(|node| {
         let pod = node.attach("a")?;

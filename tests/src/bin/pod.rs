@@ -1,6 +1,6 @@
 //! Program in the containers of tests with real runtimes. Without arguments, an echo server that runs until
 //! killed; `ask ADDRESS` connects to a server and prints its answer; `rest` sleeps until killed; `hold NAME`
-//! binds an abstract socket until killed, and prints a line once bound.
+//! binds an abstract socket until killed, and prints a line once bound; `fill NAME` also fills its queue.
 //!
 //! The server answers with the client's address as it sees it, which reveals NAT and wrong paths.
 
@@ -13,11 +13,13 @@ use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     os::{
         linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr as UnixAddr, UnixListener},
+        unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream},
     },
     thread,
     time::Duration,
 };
+
+use nix::sys::socket::{Backlog, listen};
 
 const PORT: u16 = 7007;
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,7 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     match args.next().as_deref() {
         Some("ask") => ask(args.next().ok_or("`ask` needs an address")?.parse()?)?,
         Some("rest") => rest(),
-        Some("hold") => hold(&args.next().ok_or("`hold` needs a name")?)?,
+        Some("hold") => hold(&args.next().ok_or("`hold` needs a name")?, false)?,
+        Some("fill") => hold(&args.next().ok_or("`fill` needs a name")?, true)?,
         _ => serve()?,
     }
     Ok(())
@@ -43,8 +46,14 @@ fn serve() -> io::Result<()> {
     }
 }
 
-fn hold(name: &str) -> io::Result<()> {
-    let _name = UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?)?;
+fn hold(name: &str, fills: bool) -> io::Result<()> {
+    let address = UnixAddr::from_abstract_name(name)?;
+    let listener = UnixListener::bind_addr(&address)?;
+    if fills {
+        // A queue for one connection, which keeps its place after its end.
+        listen(&listener, Backlog::new(0)?)?;
+        UnixStream::connect_addr(&address)?;
+    }
     println!("{name}");
     rest()
 }
