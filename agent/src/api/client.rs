@@ -39,6 +39,8 @@ pub struct Api {
     current: Mutex<Current>,
     /// Creates connections, one at a time.
     connector: sync::Mutex<Connector>,
+    /// Reads the configuration before there is a connection, once at a time.
+    reading: sync::Mutex<Option<Attempt<Config>>>,
     plugin_timeout: Duration,
     /// Whether the latest request to end had no answer.
     is_away: AtomicBool,
@@ -63,11 +65,14 @@ struct Current {
 
 #[derive(Default)]
 struct Connector {
-    /// The attempt in progress, and its start.
-    attempt: Option<(Instant, JoinHandle<Result<Connection, ApiError>>)>,
+    /// The attempt in progress.
+    attempt: Option<Attempt<Connection>>,
     /// The latest failure of the exec plugin, and its time.
     failed: Option<(Instant, Arc<PluginError>)>,
 }
+
+/// The start of an attempt, and the attempt.
+type Attempt<T> = (Instant, JoinHandle<Result<T, ApiError>>);
 
 /// The timeout of the exec plugin, and its cooldown after a failure.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -93,6 +98,7 @@ impl Api {
             kubeconfig,
             current: Mutex::default(),
             connector: sync::Mutex::default(),
+            reading: sync::Mutex::default(),
             plugin_timeout: PLUGIN_TIMEOUT,
             is_away: AtomicBool::new(false),
             answers_again: Notify::new(),
@@ -112,12 +118,29 @@ impl Api {
         Self { plugin_timeout, ..self }
     }
 
-    /// The URL of the API server.
+    #[cfg(test)]
+    pub(super) async fn connected_to(&self) -> Result<String, ApiError> {
+        Ok(self.connection().await?.url)
+    }
+
+    /// The URL of the API server: of the connection, or of the configuration while there is none. The exec
+    /// plugin is not needed, so that an agent that restarts finds its checkpoints while the plugin fails.
     ///
     /// # Errors
-    /// If the configuration is unusable, or the exec plugin returns no credential.
+    /// If the configuration is unusable.
     pub async fn url(&self) -> Result<String, ApiError> {
-        Ok(self.connection().await?.url)
+        if self.current().connection.is_some() {
+            return Ok(self.connection().await?.url);
+        }
+        let mut reading = self.reading.lock().await;
+        let (began, task) =
+            reading.get_or_insert_with(|| (Instant::now(), spawn(load(self.kubeconfig.clone()))));
+        // As in `connect`, a hanging attempt keeps its thread.
+        let Ok(read) = timeout_at(*began + CONFIG_TIMEOUT, task).await else {
+            return Err(too_slow(CONFIG_TIMEOUT));
+        };
+        *reading = None;
+        Ok(read.unwrap_or_else(|error| Err(unusable(&error)))?.cluster_url.to_string())
     }
 
     /// Reads the configuration again before the next request, including token and certificates.
@@ -231,10 +254,7 @@ impl Api {
         let limit = self.plugin_timeout + CONFIG_TIMEOUT;
         // A hanging attempt keeps its thread. No second one starts, and later requests do not wait for it.
         let Ok(connected) = timeout_at(*began + limit, task).await else {
-            let seconds = limit.as_secs_f32();
-            let why =
-                format!("reading it takes longer than {seconds} s; check the file system that holds it");
-            return Err(ApiError::Config { why });
+            return Err(too_slow(limit));
         };
         connector.attempt = None;
         let connected = connected.unwrap_or_else(|error| Err(unusable(&error)));
@@ -267,8 +287,7 @@ impl Connection {
 }
 
 async fn connect(kubeconfig: Option<PathBuf>, plugin_timeout: Duration) -> Result<Connection, ApiError> {
-    let read = spawn_blocking(move || Handle::current().block_on(read(kubeconfig.as_deref())));
-    let mut config = read.await.map_err(|error| unusable(&error))??;
+    let mut config = load(kubeconfig).await?;
     let lifetime = exec_plugin::authenticate(&mut config.auth_info, plugin_timeout).await;
     let lifetime = lifetime.map_err(|source| ApiError::Credential { source: Arc::new(source) })?;
     let expires = lifetime.map(|lifetime| Instant::now() + lifetime);
@@ -277,6 +296,12 @@ async fn connect(kubeconfig: Option<PathBuf>, plugin_timeout: Duration) -> Resul
     let client =
         spawn_blocking(move || transport::client(&config)).await.map_err(|error| unusable(&error))?;
     Ok(Connection { client: client.map_err(|error| unusable(&error))?, url, expires })
+}
+
+/// Reads the configuration on a thread of its own: the file system may hang.
+async fn load(kubeconfig: Option<PathBuf>) -> Result<Config, ApiError> {
+    let read = spawn_blocking(move || Handle::current().block_on(read(kubeconfig.as_deref())));
+    read.await.map_err(|error| unusable(&error))?
 }
 
 async fn read(kubeconfig: Option<&Path>) -> Result<Config, ApiError> {
@@ -294,6 +319,13 @@ async fn read(kubeconfig: Option<&Path>) -> Result<Config, ApiError> {
     })?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     config.map_err(|error| unusable(&error))
+}
+
+fn too_slow(limit: Duration) -> ApiError {
+    let seconds = limit.as_secs_f32();
+    ApiError::Config {
+        why: format!("reading it takes longer than {seconds} s; check the file system that holds it"),
+    }
 }
 
 fn unusable(error: &dyn std::error::Error) -> ApiError {

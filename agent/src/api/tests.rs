@@ -62,7 +62,7 @@ async fn a_hanging_plugin_blocks_no_thread_and_runs_once_at_a_time() {
         }
     });
     let begin = std::time::Instant::now();
-    let (one, two) = tokio::join!(api.url(), api.get("look", "/api"));
+    let (one, two) = tokio::join!(api.connected_to(), api.get("look", "/api"));
     assert!(begin.elapsed() < 4 * TIMEOUT, "{:?}", begin.elapsed());
     let ticks = *ticks.lock().unwrap();
     assert!(ticks > 10, "other tasks run: {ticks}");
@@ -70,17 +70,17 @@ async fn a_hanging_plugin_blocks_no_thread_and_runs_once_at_a_time() {
         assert!(error.to_string().contains("exceeded its deadline"), "{error}");
     }
     let begin = std::time::Instant::now();
-    assert!(api.url().await.is_err());
+    assert!(api.connected_to().await.is_err());
     assert!(begin.elapsed() < TIMEOUT, "later requests do not wait");
     assert_eq!(runs(dir.path()), 1);
     fs::remove_file(&hang).unwrap();
-    let mut url = api.url().await;
+    let mut url = api.connected_to().await;
     for _ in 0..50 {
         if url.is_ok() {
             break;
         }
         sleep(Duration::from_millis(100)).await;
-        url = api.url().await;
+        url = api.connected_to().await;
     }
     assert_eq!(url.unwrap(), "http://127.0.0.1:9/", "the attempt has completed");
     ticking.abort();
@@ -91,13 +91,13 @@ async fn the_old_connection_is_used_until_the_new_one_is_complete() {
     let dir = tempfile::tempdir().unwrap();
     let path = kubeconfig(dir.path());
     let api = Api::new(Some(path.clone())).with_plugin_timeout(TIMEOUT);
-    api.url().await.unwrap();
+    api.connected_to().await.unwrap();
     let before = runs(dir.path());
     let moved = fs::read_to_string(&path).unwrap().replace("127.0.0.1:9", "127.0.0.1:10");
     fs::write(&path, moved).unwrap();
     api.reload_after_connect_error();
     assert_eq!(
-        (api.url().await.unwrap().as_str(), runs(dir.path())),
+        (api.connected_to().await.unwrap().as_str(), runs(dir.path())),
         ("http://127.0.0.1:9/", before),
         "the connection is less than a minute old"
     );
@@ -105,25 +105,25 @@ async fn the_old_connection_is_used_until_the_new_one_is_complete() {
     fs::write(&hang, "").unwrap();
     api.reload();
     for _ in 0..3 {
-        assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:9/", "the plugin hangs");
+        assert_eq!(api.connected_to().await.unwrap(), "http://127.0.0.1:9/", "the plugin hangs");
     }
     assert_eq!(runs(dir.path()), before + 1, "cooldown after a failure");
     fs::remove_file(&hang).unwrap();
     let moved = async {
-        while api.url().await.unwrap() != "http://127.0.0.1:10/" {
+        while api.connected_to().await.unwrap() != "http://127.0.0.1:10/" {
             api.reload();
             sleep(Duration::from_millis(50)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(10), moved).await.unwrap();
     fs::write(&path, "users: [{ token: s3cret").unwrap();
-    let error = Api::new(Some(path.clone())).url().await.unwrap_err().to_string();
+    let error = Api::new(Some(path.clone())).connected_to().await.unwrap_err().to_string();
     assert!(
         error.contains("is no kubeconfig: syntax error in line 1") && !error.contains("s3cret"),
         "{error}"
     );
     api.reload();
-    assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:10/", "a half-written file");
+    assert_eq!(api.connected_to().await.unwrap(), "http://127.0.0.1:10/", "a half-written file");
 }
 
 #[tokio::test]
@@ -152,11 +152,42 @@ async fn an_expired_credential_is_renewed_by_us_and_not_by_kube() {
 }
 
 #[tokio::test]
+async fn the_url_is_known_although_the_plugin_fails_or_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = kubeconfig(dir.path());
+    fs::write(dir.path().join("hang"), "").unwrap();
+    let api = Api::new(Some(path.clone())).with_plugin_timeout(TIMEOUT);
+    assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:9/");
+    assert_eq!(runs(dir.path()), 0);
+    let (url, answer) = tokio::join!(api.url(), api.get("look", "/api"));
+    assert_eq!(url.unwrap(), "http://127.0.0.1:9/");
+    assert!(matches!(answer, Err(ApiError::Credential { .. })));
+    let moved = fs::read_to_string(&path).unwrap().replace("127.0.0.1:9", "127.0.0.1:10");
+    fs::write(&path, moved).unwrap();
+    assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:10/", "nothing is connected yet");
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(api.url().await, Err(ApiError::Config { .. })));
+}
+
+#[tokio::test]
+async fn the_url_is_that_of_the_connection_which_requests_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = kubeconfig(dir.path());
+    let api = Api::new(Some(path.clone())).with_plugin_timeout(TIMEOUT);
+    api.connected_to().await.unwrap();
+    let moved = fs::read_to_string(&path).unwrap().replace("127.0.0.1:9", "127.0.0.1:10");
+    fs::write(&path, moved).unwrap();
+    assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:9/");
+    api.reload();
+    assert_eq!(api.url().await.unwrap(), "http://127.0.0.1:10/");
+}
+
+#[tokio::test]
 async fn a_valid_credential_is_used_while_the_plugin_fails() {
     let dir = tempfile::tempdir().unwrap();
     let path = kubeconfig(dir.path());
     let api = Api::new(Some(path)).with_plugin_timeout(TIMEOUT);
-    api.url().await.unwrap();
+    api.connected_to().await.unwrap();
     fs::write(dir.path().join("plugin"), format!("echo run >>{}/runs; exit 1", dir.path().display()))
         .unwrap();
     for _ in 0..5 {
@@ -175,7 +206,7 @@ async fn a_token_that_is_no_valid_header_is_an_error_and_no_panic() {
         "contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
         "users":[{"name":"u","user":{"token":"s3cret\n"}}]}"#;
     fs::write(&path, config).unwrap();
-    let error = Api::new(Some(path)).url().await.unwrap_err();
+    let error = Api::new(Some(path)).connected_to().await.unwrap_err();
     assert!(matches!(error, ApiError::Config { .. }) && !error.to_string().contains("s3cret"), "{error}");
 }
 
@@ -193,13 +224,13 @@ async fn after_connect_errors_the_address_is_read_again_once_a_minute() {
     };
     fs::write(&path, at(1)).unwrap();
     let api = Api::new(Some(path.clone()));
-    api.url().await.unwrap();
+    api.connected_to().await.unwrap();
     let mut seen = Vec::new();
     for port in 2..=13 {
         sleep(Duration::from_secs(10)).await;
         fs::write(&path, at(port)).unwrap();
         api.reload_after_connect_error();
-        seen.push(api.url().await.unwrap());
+        seen.push(api.connected_to().await.unwrap());
     }
     seen.dedup();
     let of = |port: u32| format!("http://127.0.0.1:{port}/");

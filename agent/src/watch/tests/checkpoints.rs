@@ -106,6 +106,32 @@ async fn stored_objects_serve_at_once_if_the_api_server_cannot_be_reached() {
     assert_eq!(test.changes(), ["+a/u1", "+b/u2", "synced"]);
 }
 
+#[tokio::test]
+async fn stored_objects_serve_although_the_exec_plugin_fails() {
+    let checkpoints = checkpoint().await;
+    let identity = |saved: &mut Saved| {
+        assert_eq!(saved.1, "http://test /api/v1/pods fieldSelector=spec.nodeName=node");
+        saved.1 = saved.1.replace("http://test", "http://127.0.0.1:9/");
+    };
+    checkpoints.saved.lock().unwrap().as_mut().map(identity).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let config = r#"{"apiVersion":"v1","kind":"Config","current-context":"c",
+        "clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:9"}}],
+        "contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
+        "users":[{"name":"u","user":{"exec":{"apiVersion":"client.authentication.k8s.io/v1",
+            "command":"false","interactiveMode":"Never"}}}]}"#;
+    std::fs::write(dir.path().join("kubeconfig"), config).unwrap();
+    let api = Arc::new(Api::new(Some(dir.path().join("kubeconfig"))));
+    let test = Test::of(Script::new([]), api, checkpoints, SETTINGS);
+    for _ in 0..400 {
+        if !test.changes().is_empty() {
+            break;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(test.changes(), ["+a/u1", "+b/u2", "synced"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn stored_objects_wait_at_most_five_seconds_for_a_server_that_does_not_confirm_them() {
     // No response at all; refusals; events all the time.
