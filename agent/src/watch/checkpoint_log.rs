@@ -134,10 +134,21 @@ impl CheckpointLogs {
                 Entry::Kept => None,
             });
             log.length += append(&mut log.file, identity, &update.position, changes).map_err(failed)?;
-            if log.length > log.limit || !self.directory.leads_to(&file_name(watch), &log.file) {
+            let is_in_place = self.directory.leads_to(&file_name(watch), &log.file);
+            if log.length > log.limit || !is_in_place {
                 let Contents { position, objects, .. } = read(&log.file).map_err(failed)?;
                 let objects = objects.iter().map(|(key, json)| (key.as_str(), Line::Json(json)));
-                self.create(watch, identity, &position, objects).map_err(failed)?
+                match self.create(watch, identity, &position, objects) {
+                    Ok(compacted) => compacted,
+                    // The update is durable. Another attempt for each one would read the whole log each time.
+                    Err(error) if is_in_place => {
+                        log.limit = log.length + log.length / 2;
+                        let (bytes, limit) = (log.length, log.limit);
+                        tracing::warn!(watch, %error, bytes, limit, "cannot compact the checkpoint; it grows up to a limit");
+                        log
+                    }
+                    Err(error) => return Err(failed(error).into()),
+                }
             } else {
                 log
             }
@@ -351,244 +362,4 @@ fn damaged(why: impl Into<Failure>) -> io::Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::{super::ObjectKey, *};
-
-    /// The JSON of an object.
-    struct Text(String);
-
-    impl Json for Text {
-        fn write(&self, into: &mut Vec<u8>) -> serde_json::Result<()> {
-            into.extend_from_slice(self.0.as_bytes());
-            Ok(())
-        }
-
-        fn saved(&self) {}
-    }
-
-    fn update(position: &str, objects: &[(&str, Option<&str>)]) -> Update {
-        let written = |json: &str| Entry::Written(Arc::new(Text(json.to_owned())));
-        let key =
-            |key: &str| key.split_once('/').map_or(ObjectKey::new("", key), |(n, it)| ObjectKey::new(n, it));
-        let objects = objects.iter().map(|(name, json)| (key(name), json.map_or(Entry::Removed, written)));
-        Update { position: position.to_owned(), replaces_all: false, objects: objects.collect() }
-    }
-
-    fn list(position: &str, objects: &[(&str, Option<&str>)]) -> Update {
-        Update { replaces_all: true, ..update(position, objects) }
-    }
-
-    fn loaded(logs: &CheckpointLogs, watch: &str, identity: &str) -> Option<(String, Vec<String>)> {
-        let Checkpoint { position, objects } = logs.load(watch, identity)?;
-        Some((position, objects.into_iter().map(|json| json.get().to_owned()).collect()))
-    }
-
-    fn checkpoint(position: &str, objects: &[&str]) -> Option<(String, Vec<String>)> {
-        Some((position.to_owned(), objects.iter().map(|it| (*it).to_owned()).collect()))
-    }
-
-    fn pods(dir: &tempfile::TempDir) -> std::path::PathBuf {
-        dir.path().join("watch/pods.log")
-    }
-
-    #[test]
-    fn a_checkpoint_survives_a_restart_for_the_same_watch_and_identity_only() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
-        logs.save("nodes", "cluster", &list("3", &[("node", Some("9"))])).unwrap();
-        logs.save("pods", "cluster", &update("8", &[("n/a", None), ("n/c", Some("3"))])).unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("8", &["2", "3"]));
-        assert_eq!(loaded(&logs, "pods", "another cluster"), None);
-        assert_eq!(loaded(&logs, "kuryrports", "cluster"), None);
-        logs.save("pods", "another cluster", &list("2", &[("n/z", Some("4"))])).unwrap();
-        assert_eq!(loaded(&logs, "pods", "another cluster"), checkpoint("2", &["4"]));
-        assert_eq!(loaded(&logs, "nodes", "cluster"), checkpoint("3", &["9"]));
-    }
-
-    #[test]
-    fn an_update_after_a_list_replaces_all_objects() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
-        logs.save("pods", "cluster", &list("20", &[("n/c", Some("3")), ("n/d", None)])).unwrap();
-        logs.save("pods", "cluster", &update("21", &[("n/e", Some("4"))])).unwrap();
-        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("21", &["3", "4"]));
-    }
-
-    #[test]
-    fn changes_without_a_list_are_no_checkpoint() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        assert!(logs.save("pods", "cluster", &update("8", &[("n/a", Some("1"))])).is_err());
-        assert_eq!(loaded(&logs, "pods", "cluster"), None);
-        // Nor are changes to the objects of another cluster.
-        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1"))])).unwrap();
-        for logs in [&logs, &CheckpointLogs::open(dir.path()).unwrap()] {
-            assert!(logs.save("pods", "another cluster", &update("9", &[("n/b", Some("2"))])).is_err());
-            assert_eq!(loaded(logs, "pods", "another cluster"), None);
-            assert_eq!(loaded(logs, "pods", "cluster"), checkpoint("7", &["1"]));
-        }
-    }
-
-    #[test]
-    fn a_log_cut_at_any_byte_has_its_last_whole_checkpoint() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1"))])).unwrap();
-        let first = fs::metadata(pods(&dir)).unwrap().len();
-        logs.save("pods", "cluster", &update("8", &[("n/a", Some("2"))])).unwrap();
-        let bytes = fs::read(pods(&dir)).unwrap();
-        for length in usize::try_from(first).unwrap()..=bytes.len() {
-            fs::write(pods(&dir), &bytes[..length]).unwrap();
-            let logs = CheckpointLogs::open(dir.path()).unwrap();
-            let (position, object) = if length < bytes.len() { ("7", "1") } else { ("8", "2") };
-            assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint(position, &[object]), "cut at {length}");
-            logs.save("pods", "cluster", &update("9", &[("n/a", Some("3"))])).unwrap();
-            let logs = CheckpointLogs::open(dir.path()).unwrap();
-            assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("9", &["3"]), "cut at {length}");
-        }
-    }
-
-    #[test]
-    fn flipped_bits_cost_no_more_than_a_relist() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
-        logs.save("pods", "cluster", &update("8", &[("n/b", None)])).unwrap();
-        let bytes = fs::read(pods(&dir)).unwrap();
-        let mut lost = 0;
-        for at in 0..bytes.len() {
-            let mut flipped = bytes.clone();
-            flipped[at] ^= 1 << (at % 8);
-            fs::write(pods(&dir), &flipped).unwrap();
-            let logs = CheckpointLogs::open(dir.path()).unwrap();
-            match loaded(&logs, "pods", "cluster") {
-                // A length that exceeds the file looks like a frame that was cut off.
-                Some(found) => assert_eq!(Some(found), checkpoint("7", &["1", "2"]), "byte {at}"),
-                None => lost += 1,
-            }
-            logs.save("pods", "cluster", &list("9", &[("n/c", Some("3"))])).unwrap();
-            let logs = CheckpointLogs::open(dir.path()).unwrap();
-            assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("9", &["3"]), "byte {at}");
-        }
-        assert!(lost > bytes.len() * 9 / 10, "{lost} of {}", bytes.len());
-    }
-
-    #[test]
-    fn a_damaged_log_is_quarantined() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("watch")).unwrap();
-        for damage in ["no log", "", "length:00000002\n{}"] {
-            fs::write(pods(&dir), damage).unwrap();
-            let logs = CheckpointLogs::open(dir.path()).unwrap();
-            assert_eq!(loaded(&logs, "pods", "cluster"), None, "{damage:?}");
-            assert!(!pods(&dir).exists(), "{damage:?}");
-        }
-        assert_eq!(fs::read_to_string(dir.path().join("watch/corrupt-1")).unwrap(), "no log");
-    }
-
-    #[test]
-    fn a_list_larger_than_a_frame_is_one_checkpoint() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        let json = format!("\"{}\"", "x".repeat(1000));
-        let keys: Vec<_> = (0..200).map(|number| format!("n/{number}")).collect();
-        let objects: Vec<_> = keys.iter().map(|key| (key.as_str(), Some(json.as_str()))).collect();
-        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1"))])).unwrap();
-        let before = fs::metadata(pods(&dir)).unwrap().len();
-        logs.save("pods", "cluster", &update("8", &objects)).unwrap();
-        assert_eq!(loaded(&logs, "pods", "cluster").unwrap().1.len(), 201);
-        // Without its last frame, none of the update counts.
-        let bytes = fs::read(pods(&dir)).unwrap();
-        assert!(bytes.windows(7).filter(|it| *it == b"length:").count() > 3);
-        fs::write(pods(&dir), &bytes[..bytes.len() - 1]).unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("7", &["1"]));
-        assert_eq!(fs::metadata(pods(&dir)).unwrap().len(), before, "the rest is cut off");
-    }
-
-    #[test]
-    fn a_log_of_many_changes_is_compacted_also_across_restarts() {
-        let dir = tempfile::tempdir().unwrap();
-        let json = format!("\"{}\"", "x".repeat(100 << 10));
-        let mut logs = CheckpointLogs::open(dir.path()).unwrap();
-        logs.save("pods", "cluster", &list("0", &[("n/b", Some("1"))])).unwrap();
-        for number in 1..=40 {
-            if number % 3 == 0 {
-                logs = CheckpointLogs::open(dir.path()).unwrap();
-                logs.load("pods", "cluster").unwrap();
-            }
-            logs.save("pods", "cluster", &update(&number.to_string(), &[("n/a", Some(json.as_str()))]))
-                .unwrap();
-            let length = fs::metadata(pods(&dir)).unwrap().len();
-            assert!(length < 600 << 10, "{length} bytes after {number} changes of one object of 100 kB");
-        }
-        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("40", &[&json, "1"]));
-    }
-
-    #[test]
-    fn a_log_that_was_removed_or_replaced_is_written_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1"))])).unwrap();
-        fs::remove_file(pods(&dir)).unwrap();
-        logs.save("pods", "cluster", &update("8", &[("n/b", Some("2"))])).unwrap();
-        fs::rename(pods(&dir), dir.path().join("elsewhere")).unwrap();
-        fs::write(pods(&dir), "another").unwrap();
-        logs.save("pods", "cluster", &update("9", &[("n/c", Some("3"))])).unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("9", &["1", "2", "3"]));
-    }
-
-    #[test]
-    fn a_list_keeps_objects_as_they_are_in_the_log_before() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        let kept = |position: &str, names: &[&str]| {
-            let mut update = list(position, &[("n/c", Some("3"))]);
-            update.objects.extend(names.iter().map(|it| (ObjectKey::new("n", it), Entry::Kept)));
-            update
-        };
-        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1")), ("n/b", Some("2"))])).unwrap();
-        logs.save("pods", "cluster", &kept("8", &["a"])).unwrap();
-        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("8", &["1", "3"]));
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        logs.save("pods", "cluster", &kept("9", &["a"])).unwrap();
-        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("9", &["1", "3"]));
-        let lost = logs.save("pods", "cluster", &kept("10", &["a", "b"]));
-        assert!(matches!(lost, Err(SaveError::Lost)));
-        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("9", &["1", "3"]), "the log before stays");
-        let elsewhere = logs.save("pods", "another cluster", &kept("10", &["a"]));
-        assert!(matches!(elsewhere, Err(SaveError::Lost)));
-    }
-
-    #[test]
-    fn a_checkpoint_that_is_removed_is_gone_with_its_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        logs.remove("pods").unwrap();
-        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1"))])).unwrap();
-        assert!(logs.has("pods") && !logs.has("nodes"));
-        logs.remove("pods").unwrap();
-        assert!(!logs.has("pods") && !pods(&dir).exists());
-        assert!(logs.save("pods", "cluster", &update("8", &[("n/b", Some("2"))])).is_err());
-        assert_eq!(loaded(&logs, "pods", "cluster"), None);
-    }
-
-    #[test]
-    fn a_failed_write_loses_no_earlier_checkpoint() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = CheckpointLogs::open(dir.path()).unwrap();
-        logs.save("pods", "cluster", &list("7", &[("n/a", Some("1"))])).unwrap();
-        // A file that refuses every write, as a full disk does.
-        let full = File::options().read(true).append(true).open("/dev/full").unwrap();
-        logs.open.lock().unwrap().get_mut("pods").unwrap().file = full;
-        assert!(logs.save("pods", "cluster", &update("8", &[("n/b", Some("2"))])).is_err());
-        logs.save("pods", "cluster", &update("9", &[("n/b", Some("2")), ("n/c", Some("3"))])).unwrap();
-        assert_eq!(loaded(&logs, "pods", "cluster"), checkpoint("9", &["1", "2", "3"]));
-    }
-}
+mod tests;

@@ -1,15 +1,21 @@
 //! Writes checkpoints in the background, one at a time; meanwhile, changes gather.
 
-use std::{collections::HashSet, mem, sync::Arc};
+use std::{collections::HashSet, mem, sync::Arc, time::Duration};
 
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::{
+    task::{JoinHandle, spawn_blocking},
+    time::Instant,
+};
 
 use super::{
     checkpoint::{Checkpoint, CheckpointStore, Entry, Json, SaveError, Update},
     inventory::Inventory,
     object::{Object, ObjectKey},
 };
-use crate::chain::chain;
+use crate::{
+    backoff::{Backoff, Policy},
+    chain::chain,
+};
 
 /// The pending changes of one watch.
 pub(super) struct CheckpointWriter {
@@ -26,6 +32,9 @@ pub(super) struct CheckpointWriter {
     /// With the number of its changes.
     writing: Option<(JoinHandle<Written>, usize)>,
     has_lost_objects: bool,
+    backoff: Backoff,
+    /// No write begins before, because the last one has failed.
+    not_before: Option<Instant>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -37,6 +46,9 @@ enum Written {
     Lost,
 }
 
+/// A write after a failed one has all objects, and a full disk stays full for a while.
+const BACKOFF: Policy =
+    Policy::new(Duration::from_secs(1), Duration::from_secs(60)).reset_after(Duration::from_secs(120));
 /// Removals that are kept while a write is in progress. Other changes are as many as the objects.
 const MAX_REMOVALS: usize = 4096;
 
@@ -53,6 +65,8 @@ impl CheckpointWriter {
             replaces_all: false,
             writing: None,
             has_lost_objects: false,
+            backoff: Backoff::new(BACKOFF),
+            not_before: None,
         }
     }
 
@@ -93,8 +107,13 @@ impl CheckpointWriter {
         pending + self.writing.as_ref().map_or(0, |(_, changes)| *changes)
     }
 
-    /// Starts to write the changes up to a position, unless a write is in progress or the position has not
-    /// moved. `inventory` has the objects as they are at the position.
+    /// The next write does not wait, although the last one may have failed: the watch ends.
+    pub(super) fn retry_at_once(&mut self) {
+        self.not_before = None;
+    }
+
+    /// Starts to write the changes up to a position, unless a write is in progress, the last one has failed a
+    /// moment ago, or the position has not moved. `inventory` has the objects as they are at the position.
     pub(super) async fn save<T: Object>(&mut self, position: &str, inventory: &Inventory<T>) {
         // Bounds the memory while a write hangs.
         if self.changed.len() > inventory.len() + MAX_REMOVALS {
@@ -104,6 +123,9 @@ impl CheckpointWriter {
             return;
         }
         self.finish().await;
+        if self.not_before.is_some_and(|at| Instant::now() < at) {
+            return;
+        }
         let has_moved = self.written.as_deref() != Some(position);
         let Some(identity) = self.identity.clone().filter(|_| has_moved || self.replaces_all) else { return };
         self.written = Some(position.to_owned());
@@ -134,12 +156,15 @@ impl CheckpointWriter {
         self.writing = Some((writing, changes));
     }
 
-    /// Waits for the write in progress. After a failed one, the next has all objects: a position is never
-    /// durable without the changes before it.
+    /// Waits for the write in progress. After a failed one, the next is later and has all objects: a position
+    /// is never durable without the changes before it.
     pub(super) async fn finish(&mut self) {
         let Some((writing, _)) = self.writing.take() else { return };
         let written = writing.await.unwrap_or_default();
+        self.not_before = None;
         if written != Written::Durably {
+            let now = Instant::now();
+            self.not_before = Some(now + self.backoff.next(now));
             self.written = None;
             self.replace_all();
             self.has_lost_objects |= written == Written::Lost;
@@ -194,6 +219,7 @@ mod tests {
     struct Memory {
         stored: Mutex<(String, BTreeMap<String, String>)>,
         fails: AtomicBool,
+        attempts: Mutex<usize>,
         /// The changes of the last update.
         changes: Mutex<usize>,
     }
@@ -208,6 +234,7 @@ mod tests {
         }
 
         fn save(&self, _: &str, _: &str, update: &Update) -> Result<(), SaveError> {
+            *self.attempts.lock().unwrap() += 1;
             if self.fails.load(Ordering::SeqCst) {
                 return Err(SaveError::Failed("the disk is full".into()));
             }
@@ -278,6 +305,13 @@ mod tests {
             self.writer.finish().await;
         }
 
+        /// As [`Self::save`], however short ago a write has failed.
+        async fn save_at_once(&mut self, position: &str) {
+            self.writer.finish().await;
+            self.writer.retry_at_once();
+            self.save(position).await;
+        }
+
         /// Starts a write that fails.
         async fn fail(&mut self, position: &str) {
             self.store.fails.store(true, Ordering::SeqCst);
@@ -330,7 +364,7 @@ mod tests {
         watch.put(1, 11);
         watch.fail("2").await;
         watch.remove(2);
-        watch.save("3").await;
+        watch.save_at_once("3").await;
         assert_eq!((watch.stored(), watch.changes()), (expected("3", &[(1, 11), (3, 10)]), 1));
         assert!(!watch.writer.take_lost_objects());
     }
@@ -343,10 +377,10 @@ mod tests {
         watch.save("1").await;
         watch.store.stored.lock().unwrap().1.clear();
         watch.fail("2").await;
-        watch.save("2").await;
+        watch.save_at_once("2").await;
         assert!(watch.writer.take_lost_objects() && !watch.writer.take_lost_objects());
         (1..=2).for_each(|at| watch.put(at, 10));
-        watch.save("3").await;
+        watch.save_at_once("3").await;
         assert_eq!(watch.stored(), expected("3", &[(1, 10), (2, 10)]));
         assert!(!watch.writer.take_lost_objects());
     }
@@ -358,7 +392,7 @@ mod tests {
         watch.fail("1").await;
         watch.put(1, 11);
         watch.remove(2);
-        watch.save("2").await;
+        watch.save_at_once("2").await;
         assert_eq!(watch.stored(), expected("2", &[(1, 11), (3, 10)]));
     }
 
@@ -367,8 +401,33 @@ mod tests {
         let mut watch = Watch::start().await;
         watch.put(1, 10);
         watch.fail("1").await;
-        watch.save("1").await;
+        watch.save_at_once("1").await;
         assert_eq!(watch.stored(), expected("1", &[(1, 10)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_failed_writes_the_next_ones_come_ever_later_up_to_a_minute() {
+        let mut watch = Watch::start().await;
+        watch.put(1, 10);
+        watch.store.fails.store(true, Ordering::SeqCst);
+        let began = Instant::now();
+        let mut at = Vec::new();
+        for second in 0..250 {
+            let before = *watch.store.attempts.lock().unwrap();
+            watch.save(&second.to_string()).await;
+            if *watch.store.attempts.lock().unwrap() > before {
+                at.push(began.elapsed().as_secs());
+            }
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(at, [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]);
+        watch.store.fails.store(false, Ordering::SeqCst);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        watch.save("300").await;
+        assert_eq!(watch.stored(), expected("300", &[(1, 10)]));
+        watch.put(1, 11);
+        watch.save("301").await;
+        assert_eq!(watch.stored(), expected("301", &[(1, 11)]), "no pause after a write that succeeded");
     }
 
     #[tokio::test]

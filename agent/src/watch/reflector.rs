@@ -146,6 +146,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         // The second write contains the changes of a first one that failed or was in progress.
         for _ in 0..2 {
             self.checkpoint.finish().await;
+            self.checkpoint.retry_at_once();
             self.save().await;
         }
         self.checkpoint.finish().await;
