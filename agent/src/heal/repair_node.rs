@@ -74,7 +74,7 @@ impl Healer {
                 dataplane.forget(*entry, &actual.entries).map_err(|error| chain(&error))?;
             }
             Subject::Interface(ifindex, key) => {
-                let Some(_guard) = registry.try_lock(key) else { return Ok(None) };
+                let Some(_guard) = registry.try_lock(&registry.runtime_key(key)) else { return Ok(None) };
                 let owns = |it: Attachment| {
                     it.state != State::Attached || it.host.ifindex().is_none_or(|its| its == *ifindex)
                 };

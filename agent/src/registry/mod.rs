@@ -279,6 +279,12 @@ impl Registry {
         table.attachments.values().filter(|it| matches(&it.pod)).map(Attachment::runtime_key).collect()
     }
 
+    /// The key under which the runtime attached an attachment, by its own key. An unknown one is taken for the
+    /// runtime's.
+    pub fn runtime_key(&self, key: &Key) -> Key {
+        self.table().attachments.get(key).map_or_else(|| key.clone(), Attachment::runtime_key)
+    }
+
     /// An attachment by its own key.
     pub fn get(&self, key: &Key) -> Option<Attachment> {
         self.table().attachments.get(key).cloned()
@@ -494,7 +500,7 @@ impl Registry {
         let recorded = self.table().keys();
         for key in recorded.into_iter().chain(self.store.keys()?) {
             // A record is written before the table changes: only a second look, with the key locked, counts.
-            let runtime_key = self.get(&key).map_or_else(|| key.clone(), |it| it.runtime_key());
+            let runtime_key = self.runtime_key(&key);
             if self.deviates(&key)?.is_some()
                 && let Some(_locked) = self.try_lock(&runtime_key)
                 && let Some(kept) = self.deviates(&key)?

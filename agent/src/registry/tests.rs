@@ -304,6 +304,10 @@ fn additional_interfaces_belong_to_the_group_of_the_requested_one() {
     assert_eq!(registry.group(&first.key), [first.clone(), second.clone()]);
     assert!(registry.group(&eth1).is_empty(), "not a runtime key");
     assert_eq!(second.runtime_key(), first.key);
+    let unknown = Key { ifname: IfName::new("eth2").unwrap(), ..eth1.clone() };
+    for (key, of) in [(&eth1, &first.key), (&first.key, &first.key), (&unknown, &unknown)] {
+        assert_eq!(registry.runtime_key(key), *of);
+    }
     assert!(matches!(
         registry.reserve(NewAttachment { key: eth1, ..new("a") }),
         Err(RegistryError::KeyTaken(_))
