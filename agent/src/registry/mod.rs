@@ -279,8 +279,8 @@ impl Registry {
         table.attachments.values().filter(|it| matches(&it.pod)).map(Attachment::runtime_key).collect()
     }
 
-    /// The key under which the runtime attached an attachment, by its own key. An unknown one is taken for the
-    /// runtime's.
+    /// The key under which the runtime attached an attachment, by its own key. An unknown one is taken for
+    /// the runtime's.
     pub fn runtime_key(&self, key: &Key) -> Key {
         self.table().attachments.get(key).map_or_else(|| key.clone(), Attachment::runtime_key)
     }

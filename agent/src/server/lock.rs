@@ -37,7 +37,7 @@ use super::{SocketError, is_trusted};
 #[derive(Debug)]
 pub struct NodeLock {
     /// `None` if another program holds the name.
-    name: Option<Name>,
+    _name: Option<Name>,
 }
 
 /// The name, and the task that owns it and keeps its queue short.
@@ -73,7 +73,7 @@ impl NodeLock {
         let address = SocketAddr::from_abstract_name(name).map_err(failed)?;
         for _ in 0..ATTEMPTS {
             match UnixListener::bind_addr(&address) {
-                Ok(listener) => return Ok(Self { name: Some(Name::new(listener).map_err(failed)?) }),
+                Ok(listener) => return Ok(Self { _name: Some(Name::new(listener).map_err(failed)?) }),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -89,7 +89,7 @@ impl NodeLock {
                         "an unprivileged process holds the name of the agent's lock; continuing without the lock. End \
                          that process, and start no other agent in this network namespace"
                     );
-                    return Ok(Self { name: None });
+                    return Ok(Self { _name: None });
                 }
                 // The holder does not listen, or has released the name.
                 Err(Errno::ECONNREFUSED) => thread::sleep(PAUSE),
@@ -104,7 +104,7 @@ impl NodeLock {
             "an unknown process holds the name of the agent's lock and does not accept connections; continuing without \
              the lock. Find the process (`ss -xlp`) and end it, and start no other agent in this network namespace"
         );
-        Ok(Self { name: None })
+        Ok(Self { _name: None })
     }
 }
 
@@ -181,12 +181,12 @@ mod tests {
     async fn the_lock_is_exclusive_and_released_on_drop() {
         let name = name("one");
         let first = take(&name).await.unwrap();
-        assert!(first.name.is_some());
+        assert!(first._name.is_some());
         assert!(is_refused(take(&name).await));
         drop(first);
         // The task that owns the name ends.
         yield_now().await;
-        assert!(take(&name).await.unwrap().name.is_some());
+        assert!(take(&name).await.unwrap()._name.is_some());
     }
 
     #[tokio::test]
@@ -194,11 +194,11 @@ mod tests {
         let name = name("silent");
         let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
         bind(socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes()).unwrap()).unwrap();
-        assert!(take(&name).await.unwrap().name.is_none(), "the holder does not listen");
+        assert!(take(&name).await.unwrap()._name.is_none(), "the holder does not listen");
         listen(&socket, Backlog::new(0).unwrap()).unwrap();
         // A closed connection keeps its place in the queue.
         while connects(&name) {}
-        assert!(take(&name).await.unwrap().name.is_none(), "the holder does not accept");
+        assert!(take(&name).await.unwrap()._name.is_none(), "the holder does not accept");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
