@@ -12,7 +12,7 @@ use ferrule_tests::dist;
 /// `BPF_JMP | BPF_CALL`.
 const CALL: u8 = 0x85;
 /// Numbers of helpers in `linux/bpf.h`.
-const HELPERS: [(i32, &str); 20] = [
+const HELPERS: [(i32, &str); 21] = [
     (1, "bpf_map_lookup_elem"),
     (2, "bpf_map_update_elem"),
     (3, "bpf_map_delete_elem"),
@@ -26,6 +26,7 @@ const HELPERS: [(i32, &str); 20] = [
     (40, "bpf_csum_update"),
     (50, "bpf_skb_adjust_room"),
     (69, "bpf_fib_lookup"),
+    (113, "bpf_probe_read_kernel"),
     (118, "bpf_jiffies64"),
     (125, "bpf_ktime_get_boot_ns"),
     (131, "bpf_ringbuf_reserve"),
