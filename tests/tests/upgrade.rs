@@ -60,7 +60,7 @@ struct Scene {
     stranger: Attached,
     /// Has a port of the node.
     published: Attached,
-    /// Has limits of its traffic. Sends nothing after the beginning.
+    /// Has limits of its traffic. Sends nothing while agents are replaced.
     limited: Attached,
     connections: Vec<Connection>,
 }
@@ -214,8 +214,10 @@ impl Maps {
             let bytes = |of| shown.get(of).and_then(Value::as_u64).with_context(|| format!("{map}: {shown}"));
             Ok((map.clone(), (bytes("bytes_key")?, bytes("bytes_value")?)))
         };
-        let maps = sys::file_names(&format!("{PINS}/{version}"))?;
-        let sizes = maps.into_iter().map(size).collect::<anyhow::Result<_>>()?;
+        // Verified programs are pinned beside the maps.
+        let is_map = |pin: &String| pin.starts_with(|it: char| it.is_ascii_uppercase());
+        let pins = sys::file_names(&format!("{PINS}/{version}"))?;
+        let sizes = pins.into_iter().filter(is_map).map(size).collect::<anyhow::Result<_>>()?;
         Ok(Self { version: version.clone(), sizes })
     }
 
@@ -247,7 +249,6 @@ impl Scene {
             Ok(!scene.stranger.reaches(&scene.isolated)?)
         })?;
         sys::wait_until("the policy admits", TIMEOUT, || scene.friend.reaches(&scene.isolated))?;
-        scene.limited.pod.run(&format!("ping -n -c 50 -i 0.01 {NODE_V4}"))?;
         let (service, backend) = (SERVICE.parse::<SocketAddr>()?, v4(&scene.isolated.pod)?);
         let translate = format!("ip daddr {} tcp dport 80 dnat ip to {backend}:{POD_PORT}", service.ip());
         // As kube-proxy's.
@@ -336,6 +337,8 @@ fn at_node(port: u16) -> anyhow::Result<SocketAddr> {
 
 /// Replaces the agent of one release by that of the other, and compares.
 fn expect_carried_over(node: &mut Node, scene: &mut Scene, to: Build, by_crash: bool) -> anyhow::Result<()> {
+    // Counted once more: an earlier way back may have lost the counters.
+    scene.limited.pod.run(&format!("ping -n -c 50 -i 0.01 {NODE_V4}"))?;
     let (recorded, counted, from) = (records(node)?, packets(node, &scene.limited.pod)?, Maps::read()?);
     let lost = scene.under_traffic(|| replace(node, to, by_crash))?;
     let maps = Maps::read()?;
