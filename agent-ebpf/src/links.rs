@@ -27,7 +27,7 @@ pub fn drop(ifindex: u32, reason: DropReason) {
 
 /// Whether an interface is the tunnel device or an uplink.
 #[inline(always)]
-pub fn are_counted(ifindex: u32) -> bool {
+pub fn is_counted(ifindex: u32) -> bool {
     of(ifindex).is_some()
 }
 

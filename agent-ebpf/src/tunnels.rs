@@ -86,7 +86,7 @@ pub fn check_uplink(packet: &Packet, meta: &Meta) -> Result<(), DropReason> {
 /// node, which has judged what may send it.
 #[inline(always)]
 fn is_between_others(packet: &Packet, meta: &Meta) -> bool {
-    links::are_counted(packet.ingress_ifindex())
+    links::is_counted(packet.ingress_ifindex())
         && nodes::find(meta.source).is_some_and(|node| node.is_address() && !node.is_own())
 }
 
