@@ -95,7 +95,8 @@ impl Enforcer {
         self.0.arrived.notify_one();
     }
 
-    /// Waits until the policies, and what they ask about a pod, are known: [`Self::admit`] is quick then.
+    /// Waits until the policies, and what they ask about a pod, are known, and rows can be written:
+    /// [`Self::admit`] is quick then.
     ///
     /// # Errors
     /// If the deadline passes first.
@@ -104,27 +105,31 @@ impl Enforcer {
         let mut progress = self.0.progress.subscribe();
         // Tells the UID of a static pod, which no turn of the thread follows.
         let mut of_pod = self.0.pods.subscribe(pod);
-        while !self.is_known(pod) {
-            if let Some(why) = self.0.obstacle() {
-                return Err(AdmitError::Refused(why));
-            }
-            let news = async {
+        let known = async {
+            while !(self.is_complete() && self.0.is_placed(pod).await) {
+                if let Some(why) = self.0.obstacle() {
+                    return Err(AdmitError::Refused(why));
+                }
                 tokio::select! {
                     _ = progress.changed() => {}
                     () = of_pod.changed() => {}
                 }
-            };
-            if timeout_at(deadline, news).await.is_err() {
-                return Err(self.0.missing(pod, began.elapsed()));
             }
-        }
-        Ok(())
+            Ok(())
+        };
+        let in_time = timeout_at(deadline, known).await;
+        in_time.unwrap_or_else(|_| Err(self.0.missing(pod, began.elapsed())))
     }
 
-    /// Whether the policies, and what they ask about a pod, are known.
+    /// As [`Self::until_known`], without a wait: `false` also while another thread compiles.
     pub fn is_known(&self, pod: &PodRef) -> bool {
-        let is_live = self.0.progress.borrow().is_live;
-        is_live && !self.0.inbox().is_outdated_for_all() && self.0.is_placed(pod)
+        self.is_complete() && self.0.try_is_placed(pod) == Some(true)
+    }
+
+    /// Whether a complete state is in force, and no other one waits.
+    fn is_complete(&self) -> bool {
+        let Progress { is_live, is_written, .. } = *self.0.progress.borrow();
+        is_live && is_written && !self.0.inbox().is_outdated_for_all()
     }
 
     /// What an ADD of the pod waits for, in words; empty once [`Self::is_known`].

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use ferrule_policy::{Change, Compiler, PolicyId, Refused, Resource};
+use ferrule_policy::{Change, Compiler, PolicyId, Refused, Resource, Usage};
 
 use super::{
     held::{Entry, Held},
@@ -52,8 +52,7 @@ impl Report {
         self.metrics.write.observe(took.as_secs_f64());
     }
 
-    pub(super) fn usage(&self, compiler: &Compiler) {
-        let usage = compiler.usage();
+    pub(super) fn usage(&self, usage: &Usage) {
         self.metrics.classes.set(count(usage.classes));
         self.metrics.rulesets.set(count(usage.rulesets));
         self.metrics.policies.set(count(usage.policies));

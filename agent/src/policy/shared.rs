@@ -7,7 +7,7 @@ use std::{
 };
 
 use ferrule_policy::{Capacities, Compiler, PolicyId, Table};
-use tokio::sync::watch;
+use tokio::{sync::watch, task::spawn_blocking};
 
 use super::{admit::AdmitError, inbox::Inbox, maps::Maps};
 use crate::cluster::{PodRef, Pods};
@@ -45,6 +45,8 @@ pub(super) struct Progress {
     pub(super) is_live: bool,
     /// The maps have what is compiled.
     pub(super) is_written: bool,
+    /// Policies that are compiled.
+    pub(super) policies: usize,
     /// Turns of the thread, so that each wakes up who waits.
     pub(super) turns: u64,
 }
@@ -104,14 +106,28 @@ impl Shared {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether all that policies ask about a pod is known.
-    pub(super) fn is_placed(&self, pod: &PodRef) -> bool {
-        let uid = self.pods.api_uid(pod).unwrap_or_else(|| pod.uid.clone());
-        let compiler = self.compiler();
-        !compiler.enforces() || compiler.knows_pod(&uid)
+    /// Whether all that policies ask about a pod is known. Nothing if another thread compiles.
+    pub(super) fn try_is_placed(&self, pod: &PodRef) -> Option<bool> {
+        let uid = self.uid_of(pod);
+        self.try_compiler().map(|compiler| is_placed(&compiler, &uid))
     }
 
-    /// What an ADD has waited for.
+    /// Whether all that policies ask about a pod is known. If another thread compiles, one of the pool for
+    /// blocking calls waits for that.
+    pub(super) async fn is_placed(self: &Arc<Self>, pod: &PodRef) -> bool {
+        if let Some(is_placed) = self.try_is_placed(pod) {
+            return is_placed;
+        }
+        let (shared, uid) = (Arc::clone(self), self.uid_of(pod));
+        // Fails only while the runtime shuts down.
+        spawn_blocking(move || is_placed(&shared.compiler(), &uid)).await.unwrap_or(false)
+    }
+
+    fn uid_of(&self, pod: &PodRef) -> String {
+        self.pods.api_uid(pod).unwrap_or_else(|| pod.uid.clone())
+    }
+
+    /// What an ADD has waited for. Never waits.
     pub(super) fn missing(&self, pod: &PodRef, waited: Duration) -> AdmitError {
         if let Some(why) = self.obstacle() {
             return AdmitError::Refused(why);
@@ -122,9 +138,13 @@ impl Shared {
         if !self.progress.borrow().is_live {
             return AdmitError::NotListed(waited);
         }
-        if self.is_placed(pod) {
-            return AdmitError::NotWritten(waited);
+        match self.try_is_placed(pod) {
+            Some(false) => AdmitError::UnknownPod { pod: pod.clone(), waited },
+            Some(true) | None => AdmitError::NotWritten(waited),
         }
-        AdmitError::UnknownPod { pod: pod.clone(), waited }
     }
+}
+
+fn is_placed(compiler: &Compiler, uid: &str) -> bool {
+    !compiler.enforces() || compiler.knows_pod(uid)
 }

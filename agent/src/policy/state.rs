@@ -53,7 +53,7 @@ impl Shared {
     }
 
     fn state(&self) -> (Kind, String) {
-        let Progress { is_live, is_written, .. } = *self.progress.borrow();
+        let Progress { is_live, is_written, policies, .. } = *self.progress.borrow();
         if let Some(why) = self.obstacle() {
             return (Kind::Refused, format!("{why}; pods are judged as before, and new pods get no network"));
         }
@@ -76,7 +76,7 @@ impl Shared {
             let more = if more.is_empty() { String::new() } else { format!("; and {} more", more.len()) };
             return (Kind::Refused, format!("{first}{more}"));
         }
-        match self.compiler().usage().policies {
+        match policies {
             0 => (Kind::Open, "no policy is known: every packet passes".to_owned()),
             1 => (Kind::Enforcing, "1 policy".to_owned()),
             count => (Kind::Enforcing, format!("{count} policies")),

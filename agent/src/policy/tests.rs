@@ -13,6 +13,7 @@ use ferrule_policy::{
     object::{self, PolicyObject},
 };
 use ferrule_proto::agent::policy_state::Kind;
+use futures_util::FutureExt as _;
 use serde_json::json;
 
 use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report, Reporters, denial::tests::record};
@@ -277,7 +278,6 @@ fn no_pod_is_admitted_before_the_first_complete_state() {
     it.enforcer.replace(Vec::new());
     it.admit(7, "a", SOON).unwrap();
     assert!(is_open(it.fake.subject(7).as_ref()), "no policy, and the pod is not known");
-    assert!(it.enforcer.is_known(&interface(8, "b").pod));
 }
 
 #[test]
@@ -317,6 +317,29 @@ async fn an_add_waits_without_a_lock_until_its_pod_is_known() {
     assert!(matches!(missing, Err(AdmitError::UnknownPod { .. })), "{missing:?}");
     it.enforcer.submit(pod("a"));
     it.enforcer.until_known(&wanted, deadline(SOON)).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_add_that_comes_while_policies_are_compiled_blocks_no_other_task() {
+    let it = Setup::new();
+    it.enforcer.replace(vec![policy("p", "a"), namespace(), pod("a")]);
+    let wanted = interface(7, "a").pod;
+    let soon = tokio::time::Instant::now() + SOON;
+    it.enforcer.until_known(&wanted, soon).await.unwrap();
+    let (locked, free) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| it.enforcer.read(|_| (locked.wait(), free.wait())));
+        locked.wait();
+        assert!(!it.enforcer.is_known(&wanted));
+        assert_eq!(it.enforcer.state().kind(), Kind::Enforcing);
+        let mut waiting = Box::pin(it.enforcer.until_known(&wanted, soon));
+        let now = (&mut waiting).now_or_never();
+        assert!(now.is_none(), "the wait must yield to others");
+        free.wait();
+        waiting
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test]

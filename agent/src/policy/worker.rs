@@ -135,9 +135,12 @@ impl Worker {
         }
         shared.set_held(self.held.refused().map(report::held).collect());
         let (is_live, is_written) = (self.is_live, self.is_written);
-        shared.progress.send_modify(|it| *it = Progress { is_live, is_written, turns: it.turns + 1 });
+        let usage = shared.compiler().usage();
+        self.report.usage(&usage);
+        shared.progress.send_modify(|it| {
+            *it = Progress { is_live, is_written, policies: usage.policies, turns: it.turns + 1 };
+        });
         self.answer();
-        self.report.usage(&shared.compiler());
         self.has_freed = true;
     }
 
@@ -265,8 +268,9 @@ impl Worker {
     /// Answers those who wait for an interface.
     fn answer(&self) {
         let shared = &self.shared;
-        let mut inbox = shared.inbox();
+        // In this order: watches wait for the inbox, and never for who reads the compiler.
         let compiler = shared.compiler();
+        let mut inbox = shared.inbox();
         let ids: Vec<EndpointId> =
             inbox.locals.keys().filter(|id| !inbox.is_outdated(**id)).copied().collect();
         let obstacle = shared.obstacle();
@@ -277,6 +281,7 @@ impl Worker {
                 local.answer = self.answer_of(id, local, obstacle.as_deref(), is_there);
             }
         }
+        drop(compiler);
         shared.answered.notify_all();
     }
 
