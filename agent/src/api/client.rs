@@ -13,7 +13,7 @@ use std::{
 };
 
 use http::{Request, Response, StatusCode, header};
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use kube::{
     Client, Config,
     client::Body,
@@ -84,9 +84,10 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// For a whole response that is no stream.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of a response that is no stream. 500 pods of the maximum size in etcd would exceed it; 500 usual
-/// pods need a hundredth.
+/// Bytes of a response that is no stream. 500 usual pods need a hundredth; a list without pages may need more.
 const MAX_RESPONSE: usize = 256 << 20;
+/// Bytes of a response that is an error.
+const MAX_ERROR: usize = 1 << 20;
 const USER_AGENT: &str = concat!("ferrule-agent/", env!("CARGO_PKG_VERSION"));
 
 // === impl Api ===
@@ -185,9 +186,10 @@ impl Api {
     }
 
     async fn whole(&self, what: &str, request: Request<Body>) -> Result<Vec<u8>, ApiError> {
-        let whole = async { collect(what, self.send(what, request).await?).await };
-        let late = |_| ApiError::Timeout { what: what.to_owned(), after: RESPONSE_TIMEOUT };
-        timeout(RESPONSE_TIMEOUT, whole).await.map_err(late)?
+        let deadline = Instant::now() + RESPONSE_TIMEOUT;
+        let response = self.send(what, request).await?;
+        let late = |_| ApiError::Timeout { what: what.to_owned(), after: RESPONSE_TIMEOUT, has_begun: true };
+        timeout_at(deadline, collect(what, response, MAX_RESPONSE)).await.map_err(late)?
     }
 
     async fn send(&self, what: &str, mut request: Request<Body>) -> Result<Response<Body>, ApiError> {
@@ -207,7 +209,10 @@ impl Api {
             Ok(Err(source)) => {
                 return Err(ApiError::Connect { what: what.to_owned(), source: Box::new(source) });
             }
-            Err(_) => return Err(ApiError::Timeout { what: what.to_owned(), after: HEAD_TIMEOUT }),
+            Err(_) => {
+                let (what, after) = (what.to_owned(), HEAD_TIMEOUT);
+                return Err(ApiError::Timeout { what, after, has_begun: false });
+            }
         };
         if response.status().is_success() { Ok(response) } else { Err(refusal(what, response).await) }
     }
@@ -317,8 +322,23 @@ async fn read(kubeconfig: Option<&Path>) -> Result<Config, ApiError> {
         }
         error => unusable(&error),
     })?;
+    let has_proxy = has_proxy(&kubeconfig);
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    config.map_err(|error| unusable(&error))
+    let mut config = config.map_err(|error| unusable(&error))?;
+    if !has_proxy {
+        // Of `HTTPS_PROXY` in the environment, whatever `NO_PROXY` says: kube looks at one of them only.
+        config.proxy_url = None;
+    }
+    Ok(config)
+}
+
+/// Whether the kubeconfig itself names a proxy for its current cluster.
+fn has_proxy(kubeconfig: &Kubeconfig) -> bool {
+    let current = kubeconfig.current_context.as_ref();
+    let named = kubeconfig.contexts.iter().find(|it| Some(&it.name) == current);
+    let cluster = named.and_then(|it| Some(&it.context.as_ref()?.cluster));
+    let cluster = kubeconfig.clusters.iter().find(|it| Some(&it.name) == cluster);
+    cluster.and_then(|it| it.cluster.as_ref()).is_some_and(|it| it.proxy_url.is_some())
 }
 
 fn too_slow(limit: Duration) -> ApiError {
@@ -341,11 +361,12 @@ fn get(what: &str, path: &str) -> Result<Request<Body>, ApiError> {
     Ok(request)
 }
 
-async fn collect(what: &str, response: Response<Body>) -> Result<Vec<u8>, ApiError> {
-    let body = http_body_util::Limited::new(response.into_body(), MAX_RESPONSE);
-    let broken = |why: Box<dyn std::error::Error + Send + Sync>| ApiError::Broken {
-        what: what.to_owned(),
-        why: chain(why.as_ref()),
+async fn collect(what: &str, response: Response<Body>, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let body = Limited::new(response.into_body(), limit);
+    let broken = |why: Box<dyn std::error::Error + Send + Sync>| match why.downcast_ref::<LengthLimitError>()
+    {
+        Some(_) => ApiError::TooLarge { what: what.to_owned(), limit },
+        None => ApiError::Broken { what: what.to_owned(), why: chain(why.as_ref()) },
     };
     Ok(body.collect().await.map_err(broken)?.to_bytes().into())
 }
@@ -355,8 +376,11 @@ async fn refusal(what: &str, response: Response<Body>) -> ApiError {
     let code = response.status();
     let after = response.headers().get(header::RETRY_AFTER);
     let after = after.and_then(|after| after.to_str().ok()?.trim().parse().ok()).map(Duration::from_secs);
-    let body =
-        timeout(HEAD_TIMEOUT, collect(what, response)).await.ok().and_then(Result::ok).unwrap_or_default();
+    let body = timeout(HEAD_TIMEOUT, collect(what, response, MAX_ERROR))
+        .await
+        .ok()
+        .and_then(Result::ok)
+        .unwrap_or_default();
     // A proxy in between may send no `Status`.
     let status = serde_json::from_slice(&body).unwrap_or_else(|_| Status {
         message: String::from_utf8_lossy(&body).into_owned(),

@@ -16,9 +16,11 @@ pub enum ApiError {
     #[error("the API server refused to {what}: {status}")]
     Refused { what: String, status: Status, retry_after: Option<Duration> },
     #[error("cannot {what}: no complete response within {} s", after.as_secs())]
-    Timeout { what: String, after: Duration },
+    Timeout { what: String, after: Duration, has_begun: bool },
     #[error("cannot {what}: the connection broke: {why}")]
     Broken { what: String, why: String },
+    #[error("cannot {what}: the response has more than {limit} bytes")]
+    TooLarge { what: String, limit: usize },
     #[error("cannot {what}: invalid response: {why}")]
     Invalid { what: String, why: String },
     /// Neither a usable kubeconfig nor a service account.
@@ -103,6 +105,11 @@ impl ApiError {
         self.code().is_some_and(|code| code >= 500)
     }
 
+    /// Whether the whole response is more than the agent takes at once, or more than comes in time.
+    pub fn is_too_large(&self) -> bool {
+        matches!(self, Self::TooLarge { .. } | Self::Timeout { has_begun: true, .. })
+    }
+
     /// The delay that the server requests before the next attempt.
     pub fn retry_after(&self) -> Option<Duration> {
         if let Self::Refused { retry_after, .. } = self { *retry_after } else { None }
@@ -125,7 +132,7 @@ impl ApiError {
             Self::Connect { .. } => "connect",
             Self::Timeout { .. } => "slow",
             Self::Broken { .. } => "broken",
-            Self::Invalid { .. } => "answer",
+            Self::TooLarge { .. } | Self::Invalid { .. } => "answer",
             Self::Config { .. } => "config",
             Self::Credential { .. } => "credential",
             Self::Refused { status, .. } => match status.code {

@@ -1,12 +1,17 @@
 //! Connecting and reconnecting, with slow and failing exec plugins.
 
 use std::{
+    convert::Infallible,
     fs,
     path::Path,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use bytes::Bytes;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use kube::{Client, client::Body};
 use tokio::time::sleep;
 
 use super::*;
@@ -235,4 +240,46 @@ async fn after_connect_errors_the_address_is_read_again_once_a_minute() {
     seen.dedup();
     let of = |port: u32| format!("http://127.0.0.1:{port}/");
     assert_eq!(seen, [of(1), of(7), of(13)], "in two minutes");
+}
+
+#[tokio::test]
+async fn a_response_that_is_too_large_is_an_error_of_its_own() {
+    static MEBIBYTE: [u8; 1 << 20] = [b' '; 1 << 20];
+    let answer = |_: http::Request<Body>| async {
+        let chunk = || Ok::<_, Infallible>(Frame::data(Bytes::from_static(&MEBIBYTE)));
+        let chunks = futures_util::stream::iter(std::iter::repeat_with(chunk).take(257));
+        Ok::<_, Infallible>(http::Response::new(StreamBody::new(chunks)))
+    };
+    let api = Api::with_client(Client::new(tower::service_fn(answer), "default"));
+    let error = api.get("list pods", "/api/v1/pods").await.unwrap_err();
+    assert!(matches!(error, ApiError::TooLarge { limit, .. } if limit == 256 << 20), "{error}");
+}
+
+/// In a process of its own, because of the environment.
+#[test]
+fn a_proxy_of_the_environment_is_not_the_kubeconfigs() {
+    const CHILD: &str = "FERRULE_TEST_OF_PROXY";
+    let name = "api::tests::a_proxy_of_the_environment_is_not_the_kubeconfigs";
+    if std::env::var_os(CHILD).is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", name]).env(CHILD, "1").env("HTTPS_PROXY", "http://192.0.2.1:3128");
+        let output = child.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kubeconfig");
+    let connect = |more: &str| {
+        let config = format!(
+            r#"{{"apiVersion":"v1","kind":"Config","current-context":"c","users":[{{"name":"u","user":{{}}}}],
+                "clusters":[{{"name":"c","cluster":{{"server":"https://127.0.0.1:9"{more}}}}}],
+                "contexts":[{{"name":"c","context":{{"cluster":"c","user":"u"}}}}]}}"#
+        );
+        fs::write(&path, config).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async { Api::new(Some(path.clone())).connected_to().await })
+    };
+    assert_eq!(connect("").unwrap(), "https://127.0.0.1:9/");
+    let refused = connect(r#","proxy-url":"http://192.0.2.1:3128""#).unwrap_err().to_string();
+    assert!(refused.contains("proxy"), "{refused}");
 }

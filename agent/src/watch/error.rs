@@ -54,6 +54,11 @@ impl WatchError {
         matches!(self, Self::Api(error) if error.is_version_too_large())
     }
 
+    /// Whether the list is too large for one response.
+    pub(super) fn is_too_large(&self) -> bool {
+        matches!(self, Self::Api(error) if error.is_too_large())
+    }
+
     pub(super) fn retry_after(&self) -> Option<Duration> {
         if let Self::Api(error) = self { error.retry_after() } else { None }
     }

@@ -5,8 +5,8 @@
 //! * A first list asks for any version (0). The server answers from memory, whole, whatever the limit.
 //! * Later lists ask for nothing older than the position, so that no list goes back in time. The server
 //!   answers from memory too, but only without a limit.
-//! * If the server does not have that version (it was restored from a backup, or lags behind), the list asks
-//!   for the newest one: a quorum read of etcd, in pages.
+//! * If the server does not have that version (it was restored from a backup, or lags behind), or if the whole
+//!   list is too large for one response, the list asks for the newest one: a quorum read of etcd, in pages.
 
 use std::sync::Arc;
 
@@ -68,7 +68,8 @@ impl Pages {
             (self.has_limit, self.token) = (false, String::new());
             return restarts;
         }
-        let restarts = self.oldest != Oldest::Newest && (error.is_expired() || error.is_version_too_large());
+        let has_other_way = error.is_expired() || error.is_version_too_large() || error.is_too_large();
+        let restarts = self.oldest != Oldest::Newest && has_other_way;
         (self.oldest, self.has_limit) = (Oldest::Newest, true);
         restarts
     }
@@ -93,6 +94,8 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::api::Status;
 
@@ -134,6 +137,20 @@ mod tests {
         }
         assert!(!pages(Some("1200")).restart(&refused(504, "etcd is slow")));
         assert!(!pages(Some("1200")).restart(&refused(403, "Too large")));
+    }
+
+    #[test]
+    fn a_list_that_is_too_large_as_a_whole_is_requested_in_pages_once() {
+        let (what, after) = ("list pods".to_owned(), Duration::from_secs(60));
+        let slow = |has_begun| ApiError::Timeout { what: what.clone(), after, has_begun }.into();
+        let large = ApiError::TooLarge { what: what.clone(), limit: 1 }.into();
+        for (known, error) in [(None, &large), (Some("1200"), &large), (None, &slow(true))] {
+            let mut list = pages(known);
+            assert!(list.restart(error));
+            assert_eq!(query(&list), "&limit=500");
+            assert!(!list.restart(error), "once");
+        }
+        assert!(!pages(None).restart(&slow(false)), "a server that does not answer at all");
     }
 
     #[test]
