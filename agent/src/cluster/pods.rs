@@ -154,7 +154,8 @@ impl Pods {
     /// The KuryrPort of a pod. `is_static`: the annotations in the runtime's call are those of a static pod.
     pub fn kuryr(&self, pod_ref: &PodRef, is_static: bool) -> Option<Port> {
         let inner = self.inner();
-        let port = inner.ports.get(&key(pod_ref))?;
+        // Of a manifest before an edit, its mirror pod was seen to go; Kuryr is about to free the address.
+        let port = inner.ports.get(&key(pod_ref)).filter(|it| !inner.gone.uids.contains(&it.spec.pod_uid))?;
         // Kuryr writes the UID of the API's object, which is the mirror pod's for a static pod.
         let is_of_pod = match inner.pods.get(&key(pod_ref)).filter(|pod| pod.is_mirror()) {
             _ if pod_ref.uid.is_empty() => inner
@@ -452,6 +453,9 @@ mod tests {
         assert!(found("hash-1", true) && !found("hash-0", true), "the mirror pod is exact");
         pods.apply_pod(Change::applied(mirror("u-api-2", "hash-2")));
         assert!(!found("hash-2", true), "the KuryrPort of the manifest before an edit");
+        pods.apply_pod(Change::applied(mirror("u-api", "hash-1")));
+        pods.apply_pod(gone("etcd", "u-api"));
+        assert!(!found("hash-2", true), "and its mirror pod is gone, the next one not there yet");
     }
 
     #[tokio::test]
