@@ -122,6 +122,25 @@ impl Install {
             .map_err(|source| InstallError::First { path: self.conf_dir.clone(), source })
     }
 
+    /// The configurations of others that call this plugin, such as an operator's chain.
+    ///
+    /// # Errors
+    /// If the directory cannot be listed.
+    pub fn callers(&self) -> Result<Vec<PathBuf>, InstallError> {
+        let names = match first::with_plugin(&self.conf_dir, SHIM) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            found => found.map_err(|source| InstallError::First { path: self.conf_dir.clone(), source })?,
+        };
+        let others = names.into_iter().filter(|name| name != CONFLIST);
+        Ok(others.map(|name| self.conf_dir.join(name)).collect())
+    }
+
+    /// Whether the runtime finds a shim, of whichever agent.
+    pub fn has_shim(&self) -> bool {
+        let shim = fs::metadata(self.bin_dir.join(SHIM));
+        shim.is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
+    }
+
     fn shim_from(&self, shipped: &Path) -> Result<bool, InstallError> {
         let content =
             fs::read(shipped).map_err(|source| InstallError::NoShim { path: shipped.to_owned(), source })?;
@@ -159,10 +178,12 @@ fn put(path: &Path, content: &[u8], mode: u32) -> Result<bool, InstallError> {
     let fresh = beside(path);
     fs::create_dir_all(directory).map_err(failed("create the directory", directory))?;
     // Left by a crash: only one agent runs on a node at a time.
-    remove(&fresh)?;
+    let removed = remove(&fresh);
+    // A file system that is read-only by now is no reason to fail then.
     if holds(path, content, mode) {
         return Ok(false);
     }
+    removed?;
     let put = write(&fresh, content, mode).and_then(|()| {
         fs::rename(&fresh, path).map_err(failed("rename the new file to", path))?;
         fs::File::open(directory)

@@ -37,7 +37,7 @@ struct Look {
 /// configured. The health component lives as long as the returned reporter.
 ///
 /// # Errors
-/// If the shim cannot be installed.
+/// If the shim cannot be installed, and there is none.
 pub(super) async fn install(
     config: &Config,
     health: &Health,
@@ -47,11 +47,14 @@ pub(super) async fn install(
     let Some(dirs) = &config.install else { return Ok(None) };
     let install =
         Install { bin_dir: dirs.bin.clone(), conf_dir: dirs.conf.clone(), socket: config.socket.clone() };
-    let shim = install.clone();
-    spawn_blocking(move || shim.shim()).await?.context("cannot install the CNI plugin")?;
-    tracing::info!(directory = %install.bin_dir.display(), "installed the CNI plugin");
     let reporter = health.component("install", false, "waiting for the agent to become ready");
     let reporter = Arc::new(reporter);
+    let shim = install.clone();
+    match spawn_blocking(move || shim.shim()).await? {
+        Ok(_) => tracing::info!(directory = %install.bin_dir.display(), "installed the CNI plugin"),
+        Err(error) if install.has_shim() => keeps_another(&reporter, &error),
+        Err(error) => return Err(error).context("cannot install the CNI plugin"),
+    }
     let keep = keep(install, Install::shim, health.clone(), Arc::clone(&reporter), metrics.clone());
     tasks.spawn("install", keep);
     Ok(Some(reporter))
@@ -112,9 +115,24 @@ async fn keep(
 
 fn look(install: &Install, shim: fn(&Install) -> Result<bool, InstallError>) -> Result<Look, InstallError> {
     let mut repaired = Vec::new();
-    repaired.extend(shim(install)?.then_some("the CNI plugin"));
+    let plugin = match shim(install) {
+        Err(error) if !install.has_shim() => return Err(error),
+        done => done,
+    };
     repaired.extend(install.conflist()?.then_some("the CNI configuration"));
+    repaired.extend(plugin?.then_some("the CNI plugin"));
     Ok(Look { repaired, first: install.foreign_first()? })
+}
+
+/// A full disk keeps no agent from serving: the shim of another release works, too.
+fn keeps_another(reporter: &Reporter, error: &InstallError) {
+    let error = chain(error);
+    tracing::error!(
+        error,
+        "cannot install the CNI plugin; the runtime goes on with the one that is installed"
+    );
+    reporter
+        .unhealthy(format!("{error}; the runtime goes on with the CNI plugin that is installed; retrying"));
 }
 
 fn report(install: &Install, look: &Look, reporter: &Reporter, metrics: &InstallMetrics) {
@@ -204,6 +222,34 @@ mod tests {
         fs::remove_file(&conf_dir).unwrap();
         until("installed", || reporter.state() == Some(State::Healthy)).await;
         assert_eq!(fs::read_dir(&conf_dir).unwrap().count(), 1);
+        task.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shim_that_cannot_be_replaced_is_reported_and_the_configuration_installed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (bin_dir, conf_dir) = (dir.path().join("bin"), dir.path().join("net.d"));
+        let install = Install { bin_dir, conf_dir: conf_dir.clone(), socket: "/run/a.sock".into() };
+        let health = Health::default();
+        let reporter = Arc::new(health.component("install", false, ""));
+        let full = |install: &Install| {
+            let path = install.bin_dir.join("ferrule");
+            Err(InstallError::Write { what: "write", path, source: std::io::ErrorKind::StorageFull.into() })
+        };
+        let metrics = InstallMetrics::default();
+        let task = tokio::spawn(keep(install.clone(), full, health.clone(), Arc::clone(&reporter), metrics));
+        until("reported", || reporter.state() == Some(State::Unhealthy)).await;
+        assert!(!conf_dir.exists(), "no runtime must call a plugin that is missing");
+        fs::create_dir_all(&install.bin_dir).unwrap();
+        fs::write(install.bin_dir.join("ferrule"), "of another release").unwrap();
+        assert!(!install.has_shim(), "not executable");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(install.bin_dir.join("ferrule"), mode).unwrap();
+        until("the configuration is installed", || conf_dir.join("05-ferrule.conflist").exists()).await;
+        sleep(Duration::from_secs(600)).await;
+        assert_eq!(reporter.state(), Some(State::Unhealthy));
+        let why = health.components()["install"].why.clone();
+        assert!(why.contains("bin/ferrule") && why.contains("no storage space"), "{why}");
         task.abort();
     }
 

@@ -48,8 +48,17 @@ pub async fn uninstall(places: Places, kubernetes: Option<Kubernetes>, stay: boo
         // First: the way to the API server may be one of the routes that go.
         retract(kubernetes).await;
     }
-    spawn_blocking(move || remove(&places)).await??;
-    tracing::info!("nothing of the agent is left on this node");
+    let callers = spawn_blocking(move || remove(&places)).await??;
+    for file in &callers {
+        tracing::warn!(
+            ?file,
+            "the runtime may go on calling the CNI plugin, which is gone: this configuration is another's, and names \
+             the plugin; remove or change it"
+        );
+    }
+    if callers.is_empty() {
+        tracing::info!("nothing of the agent is left on this node");
+    }
     if stay {
         let signal = signals.next().await;
         tracing::info!(signal, "stopping");
@@ -78,7 +87,8 @@ async fn retract(Kubernetes { node_name, kubeconfig, .. }: Kubernetes) {
     }
 }
 
-fn remove(places: &Places) -> anyhow::Result<()> {
+/// Returns the configurations of others that call the plugin.
+fn remove(places: &Places) -> anyhow::Result<Vec<PathBuf>> {
     let mut done = Done::default();
     let installed = places.install.as_ref().map(|dirs| Install {
         bin_dir: dirs.bin.clone(),
@@ -104,7 +114,11 @@ fn remove(places: &Places) -> anyhow::Result<()> {
     }
     // Last: a plugin that was called before may have written there.
     done.note("state", state(places));
-    done.0.map_or(Ok(()), Err)
+    let callers = installed.map(|it| it.callers()).transpose();
+    match (done.0, callers) {
+        (Some(error), _) => Err(error),
+        (None, callers) => Ok(callers?.unwrap_or_default()),
+    }
 }
 
 fn node_routes() -> anyhow::Result<usize> {

@@ -2,21 +2,9 @@
 
 use std::{fs, io, path::Path};
 
-use serde::Deserialize;
+use serde_json::Value;
 
-/// The part of a configuration that tells whose it is: a list of plugins, or a single one.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Network {
-    r#type: String,
-    plugins: Vec<Plugin>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Plugin {
-    r#type: String,
-}
+use super::CONFLIST;
 
 /// The suffixes that libcni reads.
 const SUFFIXES: [&str; 3] = ["conf", "conflist", "json"];
@@ -28,24 +16,49 @@ const MAX_LENGTH: u64 = 1 << 20;
 /// # Errors
 /// If the directory cannot be listed.
 pub(super) fn foreign_first(directory: &Path, plugin: &str) -> io::Result<Option<String>> {
-    let mut first: Option<String> = None;
-    for entry in fs::read_dir(directory)? {
-        let Ok(name) = entry?.file_name().into_string() else { continue };
-        let has_suffix =
-            Path::new(&name).extension().is_some_and(|it| SUFFIXES.iter().any(|ours| it == *ours));
-        if has_suffix && first.as_ref().is_none_or(|first| name < *first) {
-            first = Some(name);
-        }
-    }
+    let first = configurations(directory)?.into_iter().min();
     Ok(first.filter(|name| !has_plugin(&directory.join(name), plugin)))
 }
 
-/// Whether a configuration has the plugin: the agent's own file, or an operator's chain.
+/// The names of all files whose configuration calls the plugin, in their order.
+///
+/// # Errors
+/// If the directory cannot be listed.
+pub(super) fn with_plugin(directory: &Path, plugin: &str) -> io::Result<Vec<String>> {
+    let mut names = configurations(directory)?;
+    names.retain(|name| has_plugin(&directory.join(name), plugin));
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn configurations(directory: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let Ok(name) = entry?.file_name().into_string() else { continue };
+        if Path::new(&name).extension().is_some_and(|it| SUFFIXES.iter().any(|ours| it == *ours)) {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// Whether a configuration calls the plugin: the agent's own file, an operator's chain, or Multus.
 fn has_plugin(path: &Path, plugin: &str) -> bool {
     let is_short = fs::metadata(path).is_ok_and(|it| it.is_file() && it.len() <= MAX_LENGTH);
     let content = if is_short { fs::read(path).unwrap_or_default() } else { Vec::new() };
-    let network: Network = serde_json::from_slice(&content).unwrap_or_default();
-    network.r#type == plugin || network.plugins.iter().any(|it| it.r#type == plugin)
+    serde_json::from_slice(&content).is_ok_and(|network| calls(&network, plugin))
+}
+
+/// Multus has configurations in `delegates`, or names one in `clusterNetwork`: a file, as it sees the
+/// directory, or a network (its `docs/configuration.md`). The agent's network has the plugin's name.
+fn calls(network: &Value, plugin: &str) -> bool {
+    let text = |field: &str| network.get(field).and_then(Value::as_str).unwrap_or_default();
+    let named = Path::new(text("clusterNetwork")).file_name().unwrap_or_default();
+    let parts = ["plugins", "delegates"].into_iter().filter_map(|field| network.get(field)?.as_array());
+    text("type") == plugin
+        || named == CONFLIST
+        || named == plugin
+        || parts.flatten().any(|part| calls(part, plugin))
 }
 
 #[cfg(test)]
@@ -68,7 +81,17 @@ mod tests {
         put("04-chain.conflist", ours);
         put("04-single.conf", r#"{"name":"n","type":"ferrule"}"#);
         assert_eq!(first(), None, "an operator's chain");
+        let delegates = format!(r#"{{"name":"m","type":"multus","delegates":[{ours}]}}"#);
+        let file = r#"{"type":"multus-shim","clusterNetwork":"/host/etc/cni/net.d/05-ferrule.conflist"}"#;
+        let network = r#"{"type":"multus","clusterNetwork":"ferrule"}"#;
+        for multus in [&delegates, file, network] {
+            put("03-multus.conf", multus);
+            assert_eq!(first(), None, "{multus}");
+        }
+        let called = ["03-multus.conf", "04-chain.conflist", "04-single.conf", "05-ferrule.conflist"];
+        assert_eq!(with_plugin(dir.path(), "ferrule").unwrap(), called);
         for (name, content) in [
+            ("03-multus.conf", r#"{"type":"multus-shim","clusterNetwork":"/etc/cni/net.d/10-x.conflist"}"#),
             ("03-bridge.conflist", other),
             ("02-bridge.conf", r#"{"name":"n","type":"bridge"}"#),
             ("01-garbage.json", "{"),

@@ -56,6 +56,7 @@ fn an_uninstalled_node_has_nothing_of_the_agent() {
                 ensure!(!found.is_empty(), "the agent has left no {what}, so that the test cannot fail");
             }
             fs::write("/run/cni/net.d/10-other.conflist", "{}")?;
+            fs::write("/run/cni/net.d/04-chain.conflist", r#"{"plugins":[{"type":"ferrule"}]}"#)?;
             sys::run("ip route add unreachable 198.18.7.0/24 proto static")?;
 
             let (succeeded, log) = uninstall()?;
@@ -70,6 +71,8 @@ fn an_uninstalled_node_has_nothing_of_the_agent() {
             }
             ensure!(!Path::new("/sys/fs/bpf/ferrule").exists() && !Path::new("/run/ferrule").exists());
             ensure!(Path::new("/run/cni/net.d/10-other.conflist").exists());
+            ensure!(log.contains("04-chain.conflist"), "an operator's chain that calls the plugin: {log}");
+            ensure!(!log.contains("10-other.conflist"), "{log}");
             sys::run("ip route del unreachable 198.18.7.0/24 proto static").context("a foreign route")?;
 
             let (succeeded, log) = uninstall()?;
