@@ -36,6 +36,10 @@ impl PodArg {
         }
         Ok((namespace.to_owned(), name.to_owned()))
     }
+
+    pub(crate) fn names_namespace(&self) -> bool {
+        self.namespace.is_some() || self.pod.contains('/')
+    }
 }
 
 #[cfg(test)]

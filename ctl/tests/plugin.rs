@@ -54,8 +54,9 @@ fn a_command_about_a_pod_runs_on_its_node_with_its_arguments() {
     let calls = cluster.calls();
     assert!(calls.iter().all(|it| it.starts_with("--context=test ")), "{calls:?}");
     assert!(
-        calls[1]
-            .ends_with("get --request-timeout=20s pod web-0 -o jsonpath={.spec.nodeName} --namespace shop"),
+        calls[1].ends_with(
+            "get --request-timeout=20s pod web-0 -o jsonpath={.spec.nodeName} {.metadata.namespace} --namespace shop"
+        ),
         "{calls:?}"
     );
     let exec = "exec --namespace ferrule-system agent-b --container agent -- ferrulectl explain web-0 -n shop -o json";
@@ -63,6 +64,23 @@ fn a_command_about_a_pod_runs_on_its_node_with_its_arguments() {
     let output = cluster.run(&["--on", "shop/web-0", "drops", "--last", "1"]);
     assert_eq!(output.status.code(), Some(3));
     assert!(cluster.calls()[2].ends_with("-- ferrulectl drops --last 1"));
+}
+
+#[test]
+fn the_agent_gets_the_namespace_in_which_kubectl_has_found_the_pod() {
+    let cluster = Cluster::new();
+    for (args, expected) in [
+        (&["explain", "web-0"][..], "-- ferrulectl explain web-0 --namespace current"),
+        (&["-o", "json", "check", "web-0"], "-- ferrulectl -o json check web-0 --namespace current"),
+        (&["check", "--", "web-0"], "-- ferrulectl check --namespace current -- web-0"),
+        (&["explain", "shop/web-0"], "-- ferrulectl explain shop/web-0"),
+        (&["explain", "-nshop", "web-0"], "-- ferrulectl explain -nshop web-0"),
+        (&["--node", "node-2", "explain", "web-0"], "-- ferrulectl explain web-0"),
+    ] {
+        cluster.run(args);
+        let calls = cluster.calls();
+        assert!(calls.last().unwrap().ends_with(expected), "{args:?}: {calls:?}");
+    }
 }
 
 #[test]
@@ -152,7 +170,7 @@ fn errors_say_what_was_asked_and_what_to_do() {
         (
             &["explain", "x"],
             2,
-            "`kubectl get pod x -o jsonpath={.spec.nodeName}` failed: Error from server (NotFound)",
+            "`kubectl get pod x -o jsonpath={.spec.nodeName} {.metadata.namespace}` failed: Error from server (NotFound)",
         ),
         (&["explain", "pending"], 2, "the pod pending is not scheduled to a node yet"),
         (&["-l", "zone=east", "status"], 1, "no node has the labels zone=east"),

@@ -88,7 +88,7 @@ pub(crate) fn main() -> ExitCode {
 /// and the others are asked.
 fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
     let kubectl = Kubectl::new(plugin.context.as_deref(), plugin.kubeconfig.as_deref());
-    let Chosen { agents, absent } = target::choose(plugin, inner.command.pod(), &kubectl)?;
+    let Chosen { agents, absent, namespace } = target::choose(plugin, inner.command.pod(), &kubectl)?;
     let is_one = agents.len() + absent.len() == 1;
     if !is_one && inner.command.is_for_one_node() {
         let nodes: Vec<_> = agents.iter().map(|it| it.node.as_str()).collect();
@@ -98,6 +98,7 @@ fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
         );
     }
     absent.iter().for_each(|why| complain(why));
+    let words = with_namespace(&plugin.command, namespace.as_deref());
     let mut worst = if absent.is_empty() { 0 } else { inner.command.unanswered() };
     for Agent { node, pod } in &agents {
         if plugin.may_be_several() && inner.output.is_for_people() {
@@ -118,7 +119,7 @@ fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
         } else {
             Out::Own
         };
-        let code = kubectl.exec(&plugin.agent_namespace, pod, out, &plugin.command).unwrap_or_else(|error| {
+        let code = kubectl.exec(&plugin.agent_namespace, pod, out, &words).unwrap_or_else(|error| {
             complain(&format!("{error:#}"));
             Some(inner.command.unanswered())
         });
@@ -140,6 +141,14 @@ impl Args {
     fn may_be_several(&self) -> bool {
         self.all_nodes || self.selector.is_some() || self.nodes.len() > 1
     }
+}
+
+/// The words of a command, and before a `--` the namespace of its pod: an agent does not know kubectl's own.
+fn with_namespace(command: &[String], namespace: Option<&str>) -> Vec<String> {
+    let end = command.iter().position(|it| it == "--").unwrap_or(command.len());
+    let (words, rest) = command.split_at(end);
+    let namespace = namespace.into_iter().flat_map(|it| ["--namespace".to_owned(), it.to_owned()]);
+    words.iter().cloned().chain(namespace).chain(rest.iter().cloned()).collect()
 }
 
 #[cfg(test)]

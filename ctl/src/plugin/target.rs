@@ -20,6 +20,8 @@ pub(super) struct Chosen {
     pub(super) agents: Vec<Agent>,
     /// Why chosen nodes have none, one line each.
     pub(super) absent: Vec<String>,
+    /// Where kubectl has found the pod that the command is about, if the command does not say.
+    pub(super) namespace: Option<String>,
 }
 
 /// The pods of agents.
@@ -30,6 +32,12 @@ struct Agents {
     nodes: BTreeSet<String>,
     /// Those that no node has yet.
     unscheduled: Vec<String>,
+}
+
+/// Where a pod is.
+struct Place {
+    node: String,
+    namespace: String,
 }
 
 const AGENTS: &str = "app.kubernetes.io/name=ferrule-agent";
@@ -59,8 +67,12 @@ pub(super) fn choose(args: &Args, pod: Option<&PodArg>, kubectl: &Kubectl) -> an
         let nodes = kubectl.get(&["nodes", "-l", selector, "-o", names])?;
         ensure!(!nodes.is_empty(), "no node has the labels {selector}");
         nodes
-    } else if let Some(pod) = on.as_ref().or(pod) {
-        vec![node_of(pod, kubectl)?]
+    } else if let Some(pod) = &on {
+        vec![place_of(pod, kubectl)?.node]
+    } else if let Some(pod) = pod {
+        let place = place_of(pod, kubectl)?;
+        chosen.namespace = (!pod.names_namespace()).then_some(place.namespace);
+        vec![place.node]
     } else {
         vec![only(&agents.nodes)?]
     };
@@ -101,14 +113,17 @@ fn agents(namespace: &str, kubectl: &Kubectl) -> anyhow::Result<Agents> {
     Ok(agents)
 }
 
-fn node_of(pod: &PodArg, kubectl: &Kubectl) -> anyhow::Result<String> {
+fn place_of(pod: &PodArg, kubectl: &Kubectl) -> anyhow::Result<Place> {
     let (namespace, name) = pod.resolve()?;
-    let mut what = vec!["pod", name.as_str(), "-o", "jsonpath={.spec.nodeName}"];
+    let mut what = vec!["pod", name.as_str(), "-o", "jsonpath={.spec.nodeName} {.metadata.namespace}"];
     if !namespace.is_empty() {
         what.extend(["--namespace", &namespace]);
     }
-    match kubectl.get(&what)?.as_slice() {
-        [node] => Ok(node.clone()),
+    let lines = kubectl.get(&what)?;
+    match lines.first().and_then(|it| it.split_once(' ')) {
+        Some((node, namespace)) if !node.is_empty() => {
+            Ok(Place { node: node.to_owned(), namespace: namespace.to_owned() })
+        }
         _ => bail!("the pod {name} is not scheduled to a node yet: see `kubectl describe pod {name}`"),
     }
 }
