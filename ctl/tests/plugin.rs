@@ -4,9 +4,10 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader},
     os::unix::fs::symlink,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 /// Not written by a test: a process that another test starts meanwhile would have the file open for writing,
@@ -25,8 +26,13 @@ impl Cluster {
 
     /// Runs the plugin as kubectl does: by its own name.
     fn run(&self, args: &[&str]) -> Output {
-        let path = format!("{}:/usr/bin:/bin", self.0.path().display());
-        Command::new(self.0.path().join("kubectl-ferrule")).args(args).env("PATH", path).output().unwrap()
+        self.plugin(args).output().unwrap()
+    }
+
+    fn plugin(&self, args: &[&str]) -> Command {
+        let mut plugin = Command::new(self.0.path().join("kubectl-ferrule"));
+        plugin.args(args).env("PATH", format!("{}:/usr/bin:/bin", self.0.path().display()));
+        plugin
     }
 
     /// The calls of kubectl since the last time.
@@ -154,6 +160,17 @@ fn a_failure_of_kubectl_itself_is_no_verdict_of_the_command() {
         );
         assert_eq!(text.contains("kubectl itself has failed"), code == 2, "{text}");
     }
+}
+
+#[test]
+fn a_reader_that_has_read_enough_is_no_failure() {
+    let cluster = Cluster::new();
+    let mut plugin = cluster.plugin(&["--node", "node-1", "drops", "-f"]);
+    let mut running = plugin.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(running.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ended = running.wait_with_output().unwrap();
+    assert_eq!((ended.status.code(), stderr(&ended), line.as_str()), (Some(0), String::new(), "record\n"));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, ErrorKind, Read, Write},
+    os::unix::process::ExitStatusExt as _,
     path::Path,
     process::{ChildStdout, Command, Stdio},
     thread,
@@ -29,6 +30,8 @@ const CONTAINER: &str = "agent";
 const TERMINATED: &str = "command terminated with exit code ";
 /// Bytes that are kept of standard error: more than that line.
 const LAST: usize = 1024;
+/// What ends kubectl, as any program in Go, once its output has no reader any more (`signal(7)`, `os/signal`).
+const SIGPIPE: i32 = 13;
 /// For questions; the command itself may take as long as it likes.
 const TIMEOUT: &str = "--request-timeout=20s";
 
@@ -58,7 +61,7 @@ impl Kubectl {
     }
 
     /// Runs `ferrulectl` in a pod; returns its exit code, `None` if kubectl itself has failed, in its own
-    /// words on standard error.
+    /// words on standard error. A reader that has read enough (`| head -1`) is no failure.
     ///
     /// # Errors
     /// If kubectl cannot be run, or the receiver of the output fails.
@@ -88,6 +91,9 @@ impl Kubectl {
         let ends_with_code = errors.join().unwrap_or_default();
         let status = running.wait().map_err(unrunnable)?;
         received?;
+        if status.signal() == Some(SIGPIPE) {
+            return Ok(Some(0));
+        }
         let code = status.code().and_then(|code| u8::try_from(code).ok());
         Ok(code.filter(|code| *code == 0 || ends_with_code))
     }
