@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{self, BufRead as _, BufReader},
     os::unix::fs::symlink,
     path::Path,
     process::{Command, Output, Stdio},
@@ -144,6 +144,31 @@ fn data_of_several_nodes_names_the_node_of_each_document() {
 }
 
 #[test]
+fn a_silent_node_is_named_and_the_others_are_asked_meanwhile() {
+    let cluster = Cluster::new();
+    let named = "the node node-1 has not answered: no output for 3 s";
+    let output = cluster.run(&["--timeout", "3", "-l", "zone=west", "log-level"]);
+    let text = stderr(&output);
+    assert_eq!(
+        (output.status.code(), output.stdout),
+        (Some(3), b"node node-1\nnode node-2\nfrom agent-b\n".to_vec())
+    );
+    let place = |what: &str| text.find(what).unwrap_or_else(|| panic!("{what}: {text}"));
+    assert!(place("kubectl waits") < place(named) && place(named) < place("exit code 3"), "{text}");
+    let output = cluster.run(&["--timeout", "3", "-l", "zone=west", "log-level", "-o", "json"]);
+    assert_eq!(
+        String::from_utf8(output.stdout.clone()).unwrap().lines().next(),
+        Some("{\"node\":\"node-2\",\"answer\":{\"from\":\"agent-b\"}}")
+    );
+    let text = stderr(&output);
+    assert!(text.contains(named) && !text.contains("no JSON"), "{text}");
+    // The first node answers once the second one is asked.
+    let output = cluster.run(&["-l", "zone=west", "nodes"]);
+    assert_eq!(output.stdout, b"node node-1\nfrom agent-a\nnode node-2\nfrom agent-b\n");
+    assert!(stderr(&output).starts_with("note of agent-a\ncommand terminated"), "{output:?}");
+}
+
+#[test]
 fn a_failure_of_kubectl_itself_is_no_verdict_of_the_command() {
     let cluster = Cluster::new();
     for (pod, code, expected) in [
@@ -171,6 +196,13 @@ fn a_reader_that_has_read_enough_is_no_failure() {
     BufReader::new(running.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let ended = running.wait_with_output().unwrap();
     assert_eq!((ended.status.code(), stderr(&ended), line.as_str()), (Some(0), String::new(), "record\n"));
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+    for format in ["table", "json", "yaml"] {
+        let mut plugin = cluster.plugin(&["-l", "zone=west", "attachments", "-o", format]);
+        let ended = plugin.stdout(writer.try_clone().unwrap()).output().unwrap();
+        assert_eq!((ended.status.code(), stderr(&ended)), (Some(0), String::new()), "of several nodes");
+    }
 }
 
 #[test]

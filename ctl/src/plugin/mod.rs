@@ -2,21 +2,25 @@
 //!
 //! kubectl itself finds the pods and runs the command, so that access is the user's own.
 
+mod answer;
 mod kubectl;
 mod target;
 mod wrap;
 
 use std::{
+    collections::VecDeque,
     ffi::OsStr,
-    io::{self, BufReader, IsTerminal as _},
+    io::{self, BufReader, ErrorKind, IsTerminal as _},
     path::{Path, PathBuf},
-    process::{ChildStdout, ExitCode},
+    process::ExitCode,
+    time::Duration,
 };
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use clap::Parser;
 
 use self::{
+    answer::{Answer, End},
     kubectl::{Kubectl, Out},
     target::{Agent, Chosen},
 };
@@ -43,6 +47,9 @@ struct Args {
     /// Namespace of the agents
     #[arg(long, env = "FERRULE_AGENT_NAMESPACE", default_value = "ferrule-system", value_name = "NAMESPACE")]
     agent_namespace: String,
+    /// Of several nodes, give one up that writes nothing for so long
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
     /// As kubectl's own
     #[arg(long, value_name = "CONTEXT")]
     context: Option<String>,
@@ -54,6 +61,18 @@ struct Args {
     command: Vec<String>,
 }
 
+/// How answers name their nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// The only one does not.
+    Plain,
+    Heading,
+    Json,
+    Yaml,
+}
+
+/// Nodes that are asked at a time.
+const AT_ONCE: usize = 8;
 /// kubectl finds a plugin by this name on the PATH.
 const NAME: &str = "kubectl-ferrule";
 const EXAMPLES: &str = "\
@@ -100,38 +119,46 @@ fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
     absent.iter().for_each(|why| complain(why));
     let words = with_namespace(&plugin.command, namespace.as_deref());
     let mut worst = if absent.is_empty() { 0 } else { inner.command.unanswered() };
-    for Agent { node, pod } in &agents {
-        if plugin.may_be_several() && inner.output.is_for_people() {
-            print(&format!("node {node}"))?;
-        }
-        let mut wrap = |from: ChildStdout| match inner.output {
-            Output::Yaml => wrap::yaml(node, BufReader::new(from), io::stdout().lock()),
-            Output::Json | Output::Table | Output::Wide => {
-                wrap::json(node, BufReader::new(from), io::stdout().lock())
+    let form = plugin.form(inner.output);
+    // A terminal of its own: for `top`, for colours, and so that Ctrl-C ends the command in the pod.
+    let has_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+    let out = if !is_one || matches!(form, Form::Json | Form::Yaml) {
+        Out::Answer
+    } else if has_terminal {
+        Out::Terminal
+    } else {
+        Out::Own
+    };
+    let patience = (!is_one).then(|| Duration::from_secs(plugin.timeout));
+    let ask = |Agent { node, pod }| {
+        let answer = kubectl.exec(&plugin.agent_namespace, &pod, out, patience, &words);
+        (node, answer)
+    };
+    let mut questions = agents.into_iter().map(ask);
+    let mut asked = VecDeque::new();
+    loop {
+        // Answers wait for their turn, in the order of the nodes.
+        asked.extend(questions.by_ref().take(AT_ONCE.saturating_sub(asked.len())));
+        let Some((node, answer)) = asked.pop_front() else { return Ok(worst) };
+        let failure = match show(form, &node, answer) {
+            Ok(End::Code(code)) => {
+                worst = worst.max(code);
+                continue;
             }
+            Ok(End::Silent) => format!(
+                "the node {node} has not answered: no output for {} s (--timeout of kubectl ferrule)",
+                plugin.timeout
+            ),
+            Ok(End::Failed) => {
+                format!("kubectl itself has failed on the node {node}: this is no answer of ferrulectl")
+            }
+            // A reader that has read enough.
+            Err(error) if is_broken_pipe(&error) => return Ok(worst),
+            Err(error) => format!("{error:#}"),
         };
-        // A terminal of its own: for `top`, for colours, and so that Ctrl-C ends the command in the pod.
-        let has_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
-        let out = if plugin.may_be_several() && !inner.output.is_for_people() {
-            Out::To(&mut wrap)
-        } else if is_one && has_terminal {
-            Out::Terminal
-        } else {
-            Out::Own
-        };
-        let code = kubectl.exec(&plugin.agent_namespace, pod, out, &words).unwrap_or_else(|error| {
-            complain(&format!("{error:#}"));
-            Some(inner.command.unanswered())
-        });
-        let code = code.unwrap_or_else(|| {
-            complain(&format!(
-                "kubectl itself has failed on the node {node}: this is no answer of ferrulectl"
-            ));
-            inner.command.unanswered()
-        });
-        worst = worst.max(code);
+        complain(&failure);
+        worst = worst.max(inner.command.unanswered());
     }
-    Ok(worst)
 }
 
 // === impl Args ===
@@ -141,6 +168,15 @@ impl Args {
     fn may_be_several(&self) -> bool {
         self.all_nodes || self.selector.is_some() || self.nodes.len() > 1
     }
+
+    fn form(&self, output: Output) -> Form {
+        match output {
+            _ if !self.may_be_several() => Form::Plain,
+            Output::Table | Output::Wide => Form::Heading,
+            Output::Json => Form::Json,
+            Output::Yaml => Form::Yaml,
+        }
+    }
 }
 
 /// The words of a command, and before a `--` the namespace of its pod: an agent does not know kubectl's own.
@@ -149,6 +185,39 @@ fn with_namespace(command: &[String], namespace: Option<&str>) -> Vec<String> {
     let (words, rest) = command.split_at(end);
     let namespace = namespace.into_iter().flat_map(|it| ["--namespace".to_owned(), it.to_owned()]);
     words.iter().cloned().chain(namespace).chain(rest.iter().cloned()).collect()
+}
+
+/// Writes the answer of a node to the own output.
+///
+/// # Errors
+/// If the node could not be asked, answers in another format, or the own output cannot be written.
+fn show(form: Form, node: &str, answer: anyhow::Result<Answer>) -> anyhow::Result<End> {
+    if form == Form::Heading {
+        print(&format!("node {node}"))?;
+    }
+    let mut answer = answer?;
+    let (from, mut out) = (BufReader::new(&mut answer), io::stdout().lock());
+    let shown = match form {
+        Form::Plain | Form::Heading => copy(from, &mut out),
+        Form::Json => wrap::json(node, from, &mut out),
+        Form::Yaml => wrap::yaml(node, from, &mut out),
+    };
+    // Silence makes any answer incomplete.
+    if !answer.is_silent() {
+        shown?;
+    }
+    Ok(answer.end()?)
+}
+
+fn copy(mut from: impl io::Read, mut to: impl io::Write) -> anyhow::Result<()> {
+    let copied = io::copy(&mut from, &mut to);
+    to.flush().and(copied).context("cannot write the output")?;
+    Ok(())
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|it| it.downcast_ref::<io::Error>());
+    causes.any(|it| it.kind() == ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]
