@@ -102,6 +102,15 @@ fn nodes_are_chosen_by_name_labels_or_all() {
 }
 
 #[test]
+fn an_archive_has_nothing_before_it_however_its_node_is_chosen() {
+    let cluster = Cluster::new();
+    for choice in [&["--node", "node-1"][..], &["-l", "zone=east"]] {
+        let output = cluster.run(&[choice, &["support-bundle", "--file", "-"]].concat());
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"from agent-a\n"[..]), "{choice:?}");
+    }
+}
+
+#[test]
 fn a_node_without_a_running_agent_is_named_and_the_others_are_asked() {
     let cluster = Cluster::new();
     for (args, code, expected) in [

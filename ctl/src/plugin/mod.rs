@@ -119,7 +119,11 @@ fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
     absent.iter().for_each(|why| complain(why));
     let words = with_namespace(&plugin.command, namespace.as_deref());
     let mut worst = if absent.is_empty() { 0 } else { inner.command.unanswered() };
-    let form = plugin.form(inner.output);
+    let form = match inner.command {
+        // Not a byte more than the archive.
+        args::Command::SupportBundle(_) => Form::Plain,
+        _ => plugin.form(inner.output),
+    };
     // A terminal of its own: for `top`, for colours, and so that Ctrl-C ends the command in the pod.
     let has_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
     let out = if !is_one || matches!(form, Form::Json | Form::Yaml) {
