@@ -11,7 +11,10 @@ use crate::ipam::overlap;
 pub(super) struct Claims {
     /// By the first address.
     ranges: BTreeMap<IpAddr, (IpNet, usize)>,
+    /// With the first owner that claims each.
     addresses: BTreeMap<IpAddr, usize>,
+    /// The only owner that gets each, of all that claim it.
+    holders: BTreeMap<IpAddr, usize>,
 }
 
 // === impl Claims ===
@@ -30,10 +33,6 @@ impl Claims {
         self.addresses.range(inside).next().map(|(address, owner)| (*address, *owner))
     }
 
-    pub fn owner_of(&self, address: IpAddr) -> Option<usize> {
-        self.addresses.get(&address).copied()
-    }
-
     /// The caller has checked that nothing overlaps.
     pub fn add_range(&mut self, range: IpNet, owner: usize) {
         self.ranges.insert(range.network(), (range, owner));
@@ -41,6 +40,11 @@ impl Claims {
 
     pub fn add_address(&mut self, address: IpAddr, owner: usize) {
         self.addresses.entry(address).or_insert(owner);
+    }
+
+    /// Gives an address to the first one that asks. Returns who has it.
+    pub fn hold(&mut self, address: IpAddr, owner: usize) -> usize {
+        *self.holders.entry(address).or_insert(owner)
     }
 }
 
@@ -77,7 +81,8 @@ mod tests {
         claims.add_address("10.0.1.7".parse().unwrap(), 3);
         claims.add_address("10.0.1.7".parse().unwrap(), 4);
         claims.add_address("fd00::7".parse().unwrap(), 5);
-        assert_eq!(claims.owner_of("10.0.1.7".parse().unwrap()), Some(3), "the first one keeps it");
+        let held = [5, 3].map(|owner| claims.hold("10.0.1.7".parse().unwrap(), owner));
+        assert_eq!(held, [5, 5], "the first one that asks keeps it, whoever claimed it first");
         assert_eq!(claims.address_in(net("10.0.1.0/24")).map(|it| it.1), Some(3));
         assert_eq!(claims.address_in(net("10.0.1.7/32")).map(|it| it.1), Some(3));
         assert_eq!(claims.address_in(net("fd00::/64")).map(|it| it.1), Some(5));

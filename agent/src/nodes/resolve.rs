@@ -1,11 +1,14 @@
 //! Resolves the conflicts between what nodes claim, as a pure function over all of them.
 //!
-//! Nodes claim in the order of their creation, and the first one keeps what it got. When the old owner of a
-//! range goes, the next resolution gives the range to the node that has waited, whichever event came first.
+//! Nodes claim addresses and ranges in the order of their creation, and the first one keeps what it got: an
+//! address in an older node's range is refused, and so is a range around an older node's address. When the
+//! old owner of a range goes, the next resolution gives the range to the node that has waited, whichever
+//! event came first.
 //!
 //! An address that several nodes have goes to the oldest one that the control plane hears from: a machine
 //! that was registered again under another name works, although its old Node object is left. To refuse such
-//! an address to all of them would let any node cut off any other.
+//! an address to all of them would let any node cut off any other. Which one gets it decides about no range:
+//! ranges stay where they are while a node is lost and found again.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -102,31 +105,28 @@ impl<'a> View<'a> {
             {
                 addresses.push(*address);
                 self.claims.add_address(*address, 0);
+                self.claims.hold(*address, 0);
             }
         }
         ranges.iter().for_each(|range| self.claims.add_range(*range, 0));
         Some(node(own, addresses, ranges))
     }
 
-    /// Accepts what the nodes from a number on may have. No range may contain an address: therefore, all
-    /// addresses come first.
+    /// Accepts what the nodes from a number on may have.
     fn accept(&mut self, from: usize) -> Vec<Node> {
         let order = self.order.clone();
-        let nodes = || order.iter().copied().enumerate().skip(from);
-        let (lost, heard): (Vec<_>, Vec<_>) = nodes().partition(|(_, node)| node.is_unreachable);
-        let mut addresses = vec![Vec::new(); order.len()];
-        for (at, node) in heard.into_iter().chain(lost) {
-            let judged = self.judge(at, "address", &node.addresses, Self::refuse_address);
-            if let Some(accepted) = addresses.get_mut(at) {
-                *accepted = judged;
-            }
-        }
         let mut accepted = Vec::with_capacity(order.len());
-        for ((at, it), addresses) in nodes().zip(addresses.into_iter().skip(from)) {
-            let ranges = self.judge(at, "range", &it.ranges, Self::refuse_range);
-            accepted.push(node(it, addresses, ranges));
+        for (at, stated) in order.iter().enumerate().skip(from) {
+            let addresses = self.judge(at, "address", &stated.addresses, Self::place_address);
+            let ranges = self.judge(at, "range", &stated.ranges, Self::place_range);
+            accepted.push((at, node(stated, addresses, ranges)));
         }
-        accepted
+        let is_lost = |at: usize| order.get(at).is_some_and(|it| it.is_unreachable);
+        let (lost, heard): (Vec<_>, Vec<_>) = accepted.iter_mut().partition(|(at, _)| is_lost(*at));
+        for (at, node) in heard.into_iter().chain(lost) {
+            self.hold(*at, &mut node.addresses);
+        }
+        accepted.into_iter().map(|(_, node)| node).collect()
     }
 
     /// Accepts or refuses each part of a node's list.
@@ -156,27 +156,34 @@ impl<'a> View<'a> {
         accepted
     }
 
-    fn refuse_address(&mut self, address: IpAddr, at: usize) -> Result<(), Reason> {
+    fn place_address(&mut self, address: IpAddr, at: usize) -> Result<(), Reason> {
         if !is_unicast(address) {
             return Err(("no node can be reached there: it is not a unicast address".to_owned(), None));
         }
-        // In the view that all nodes share, no range is accepted yet.
         if let Some((range, owner)) = self.claims.overlapping(address.into()) {
             let why = format!("it is in the range {range} of the node {}", self.name(owner));
-            return Err((why, Some(owner)));
-        }
-        if let Some(owner) = self.claims.owner_of(address) {
-            let why = format!(
-                "the node {} has this address too, and keeps it: delete the Node that does not exist any more",
-                self.name(owner)
-            );
             return Err((why, Some(owner)));
         }
         self.claims.add_address(address, at);
         Ok(())
     }
 
-    fn refuse_range(&mut self, range: IpNet, at: usize) -> Result<(), Reason> {
+    /// Gives a node its addresses, but for those that others have got.
+    fn hold(&mut self, at: usize, addresses: &mut Vec<IpAddr>) {
+        addresses.retain(|address| {
+            let holder = self.claims.hold(*address, at);
+            if holder != at {
+                let why = format!(
+                    "the node {} has this address too, and keeps it: delete the Node that does not exist any more",
+                    self.name(holder)
+                );
+                self.refuse(at, format!("the address {address}"), (why, Some(holder)));
+            }
+            holder == at
+        });
+    }
+
+    fn place_range(&mut self, range: IpNet, at: usize) -> Result<(), Reason> {
         let shortest = if range.addr().is_ipv4() { SHORTEST_V4 } else { SHORTEST_V6 };
         if range.prefix_len() < shortest {
             return Err((format!("it is wider than /{shortest}"), None));

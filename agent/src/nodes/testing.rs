@@ -1,6 +1,6 @@
 //! Node objects for tests, and an oracle of what each node may have.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::json;
 
@@ -86,51 +86,46 @@ const UNUSABLE: [&str; 8] = [
     "ff00::/8",
 ];
 
-/// What a node may have among all, as the rules say for one node at a time: `None` if there is no such node.
-/// Exponential, and meant to be.
-pub(super) fn oracle(all: &[Short], of: &Short, own: &str, services: &[&str]) -> Accepted {
-    let is_earlier = |one: &Short, other: &Short| {
-        let age = |it: &Short| (it.name != own, it.created, it.uid.clone());
-        age(one) < age(other)
-    };
-    let claims_before = |one: &Short, other: &Short| {
-        let age = |it: &Short| (it.name != own, it.is_unreachable, it.created, it.uid.clone());
-        age(one) < age(other)
-    };
-    let own_ranges: Vec<&String> =
-        all.iter().filter(|it| it.name == own).flat_map(|it| it.ranges.iter().take(8)).collect();
-    let has_address = |node: &Short, address: &str| {
+/// What each node may have, by its UID: as the rules say, one node after the other, without any index.
+pub(super) fn oracle(all: &[Short], own: &str, services: &[&str]) -> BTreeMap<String, Accepted> {
+    let mut order: Vec<&Short> = all.iter().collect();
+    order.sort_by_key(|it| (it.name != own, it.created, it.uid.clone()));
+    let mut placed: Vec<(&Short, Accepted)> = Vec::new();
+    for node in order {
         let is_own = node.name == own;
-        node.addresses.iter().take(8).any(|it| it == address)
-            && !UNUSABLE.iter().any(|it| meet(it, &host(address)))
-            && (is_own || !own_ranges.iter().any(|it| meet(it, &host(address))))
-    };
-    let earlier: Vec<&Short> = all.iter().filter(|it| is_earlier(it, of)).collect();
-    let mut addresses = Vec::new();
-    for address in of.addresses.iter().take(8) {
-        let taken = all.iter().any(|it| claims_before(it, of) && has_address(it, address));
-        if has_address(of, address) && !taken && !addresses.contains(address) {
-            addresses.push(address.clone());
+        let is_ranged = |net: &str| placed.iter().any(|(_, of)| of.0.iter().any(|it| meet(it, net)));
+        let mut addresses = Vec::new();
+        for address in node.addresses.iter().take(8) {
+            let is_unicast = !UNUSABLE.iter().any(|it| meet(it, &host(address)));
+            if is_unicast && !is_ranged(&host(address)) && !addresses.contains(address) {
+                addresses.push(address.clone());
+            }
         }
-    }
-    if of.name == own {
-        return (of.ranges.clone(), addresses);
-    }
-    let any_address = |range: &str| {
-        all.iter().any(|node| node.addresses.iter().any(|it| has_address(node, it) && meet(range, &host(it))))
-    };
-    let mut ranges: Vec<String> = Vec::new();
-    for range in of.ranges.iter().take(8) {
-        let Some((is_v4, length, ..)) = span(range) else { continue };
-        let is_refused = length < if is_v4 { 8 } else { 16 }
-            || UNUSABLE.iter().any(|it| meet(it, range))
-            || services.iter().any(|it| meet(it, range))
-            || any_address(range)
-            || ranges.iter().any(|it| meet(it, range))
-            || earlier.iter().any(|it| oracle(all, it, own, services).0.iter().any(|it| meet(it, range)));
-        if !is_refused {
-            ranges.push(range.clone());
+        let has_address = |range: &str| {
+            let older = placed.iter().flat_map(|(_, of)| &of.1);
+            older.chain(&addresses).any(|it| meet(range, &host(it)))
+        };
+        let mut ranges: Vec<String> = Vec::new();
+        for range in node.ranges.iter().take(8) {
+            let Some((is_v4, length, ..)) = span(range) else { continue };
+            let is_refused = length < if is_v4 { 8 } else { 16 }
+                || UNUSABLE.iter().any(|it| meet(it, range))
+                || services.iter().any(|it| meet(it, range))
+                || has_address(range)
+                || is_ranged(range)
+                || ranges.iter().any(|it| meet(it, range));
+            if is_own || !is_refused {
+                ranges.push(range.clone());
+            }
         }
+        placed.push((node, (ranges, addresses)));
     }
-    (ranges, addresses)
+    let age = |it: &Short| (it.name != own, it.is_unreachable, it.created, it.uid.clone());
+    let held = |node: &Short, (ranges, addresses): &Accepted| {
+        let is_taken = |address: &String| {
+            placed.iter().any(|(other, of)| age(other) < age(node) && of.1.contains(address))
+        };
+        (ranges.clone(), addresses.iter().filter(|it| !is_taken(it)).cloned().collect())
+    };
+    placed.iter().map(|(node, of)| (node.uid.clone(), held(node, of))).collect()
 }

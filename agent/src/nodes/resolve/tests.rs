@@ -87,6 +87,32 @@ fn the_older_node_keeps_an_address_unless_the_control_plane_has_lost_it() {
 }
 
 #[test]
+fn a_range_and_an_address_in_it_go_to_the_older_node_also_if_the_control_plane_has_lost_that() {
+    for is_unreachable in [false, true] {
+        let resolved = |older: &Short, younger: &Short| {
+            let older = Short { created: 2, is_unreachable, ..older.clone() };
+            let younger = Short { created: 3, ..younger.clone() };
+            resolved(&[short("own", 1, &["10.244.0.0/24"], &[]), younger, older], &[]).nodes
+        };
+        let range = short("v", 0, &["10.244.1.0/24"], &["192.0.2.2"]);
+        let address = short("m", 0, &["10.244.2.0/24"], &["10.244.1.7", "192.0.2.3"]);
+        let nodes = resolved(&range, &address);
+        assert_eq!(of(&nodes, "v"), "10.244.1.0/24 192.0.2.2");
+        assert_eq!(of(&nodes, "m"), "10.244.2.0/24 192.0.2.3");
+        let [refused] = nodes.refused.as_slice() else { panic!("{nodes:?}") };
+        assert_eq!((&*refused.node, &*refused.what), ("m", "the address 10.244.1.7"));
+        assert_eq!(refused.claimant.as_deref(), Some("v"));
+        assert!(refused.why.contains("in the range 10.244.1.0/24 of the node v"), "{refused:?}");
+
+        let nodes = resolved(&address, &range);
+        assert_eq!(of(&nodes, "v"), "192.0.2.2");
+        assert_eq!(of(&nodes, "m"), "10.244.2.0/24 10.244.1.7 192.0.2.3");
+        let why = why(&nodes, "v", "the range 10.244.1.0/24");
+        assert!(why.contains("it contains 10.244.1.7, the address of the node m"), "{why}");
+    }
+}
+
+#[test]
 fn a_node_that_the_control_plane_has_lost_still_has_its_own_address_before_others() {
     let own = Short { is_unreachable: true, ..short("own", 3, &[], &["192.0.2.7"]) };
     let nodes = resolved(&[own, short("old", 1, &[], &["192.0.2.7"])], &[]).nodes;

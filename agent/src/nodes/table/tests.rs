@@ -227,8 +227,7 @@ proptest! {
             }
         }
         let all: Vec<Short> = present.into_values().collect();
-        let expected: BTreeMap<_, _> =
-            all.iter().map(|it| (it.uid.clone(), oracle(&all, it, "own", &services))).collect();
+        let expected = oracle(&all, "own", &services);
         prop_assert_eq!(accepted(&table), expected.clone());
 
         // The same set in another order.
@@ -241,6 +240,29 @@ proptest! {
         again.apply(gone(&short("own", 59, &[], &[])));
         shuffled.iter().for_each(|it| again.apply(Change::Applied(it.object())));
         prop_assert_eq!(accepted(&again), expected);
+    }
+
+    #[test]
+    fn a_younger_node_takes_nothing_from_older_ones_and_no_lost_node_moves_a_range(
+        nodes in prop::collection::vec(node(), 1..8),
+    ) {
+        let by_uid: BTreeMap<_, _> = nodes.into_iter().map(|it| (it.uid.clone(), it)).collect();
+        let objects = |nodes: &[Short]| nodes.iter().map(Short::object).collect::<Vec<_>>();
+        // A view that no node's own part changes.
+        let others = |nodes: &[Short]| resolve(&objects(nodes), "nobody", &[]).nodes.others;
+        let as_lost: Vec<_> = by_uid.into_values().collect();
+        let mut heard: Vec<_> =
+            as_lost.iter().cloned().map(|it| Short { is_unreachable: false, ..it }).collect();
+        heard.sort_by_key(|it| (it.created, it.uid.clone()));
+        let all = others(&heard);
+        let ranges = |nodes: &[super::super::Node]| {
+            nodes.iter().map(|it| (it.uid.clone(), it.ranges.clone())).collect::<BTreeMap<_, _>>()
+        };
+        prop_assert_eq!(ranges(&all), ranges(&others(&as_lost)));
+
+        let youngest = heard.pop().unwrap();
+        let older: Vec<_> = all.into_iter().filter(|it| *it.uid != *youngest.uid).collect();
+        prop_assert_eq!(older, others(&heard));
     }
 }
 
