@@ -12,7 +12,7 @@ use ipnet::IpNet;
 
 use super::{
     Mode, Nodes, Settings,
-    way::{NoWay, Way},
+    way::{NoWay, Own, Way},
 };
 use crate::plug::nodes::{
     foreign::Foreign,
@@ -89,13 +89,11 @@ impl Plan {
         if settings.mode == Mode::Off {
             return plan;
         }
-        let own_address = |is_ipv4: bool| {
-            let addresses = own.map(|own| own.addresses.as_slice()).unwrap_or_default();
-            addresses.iter().copied().find(|it| it.is_ipv4() == is_ipv4 && underlay.own.contains(it))
-        };
-        plan.own = (own_address(true), own_address(false));
+        let addresses = Own::new(own, &underlay.own);
+        plan.own = (addresses.first(true), addresses.first(false));
         let reach = |address| underlay.hops.get(&address).copied();
-        let ways = |node| [true, false].map(|is_ipv4| Way::to(node, is_ipv4, settings.mode, reach));
+        let way = |node, is_ipv4| Way::to(node, is_ipv4, settings.mode, &addresses, reach);
+        let ways = |node| [true, false].map(|is_ipv4| way(node, is_ipv4));
         plan.ways = nodes.others.iter().map(ways).collect();
         plan.sending = plan.ways().map(Way::ifindex).collect();
         plan.uplinks.extend(&plan.sending);
@@ -130,10 +128,7 @@ impl Plan {
             let source = if to.addr().is_ipv4() { self.own.0 } else { self.own.1 };
             let (ifindex, next) = match way {
                 Way::Direct { gateway, ifindex, .. } => (ifindex, Next::Gateway(gateway)),
-                Way::Vxlan { remote, .. } => {
-                    let outer = if remote.is_ipv4() { self.own.0 } else { self.own.1 };
-                    (tunnel?, Next::Tunnel { remote, source: outer })
-                }
+                Way::Vxlan { remote, source, .. } => (tunnel?, Next::Tunnel { remote, source }),
             };
             Some(((table, to), NodeRoute { ifindex, next, mtu: way.mtu(), source }))
         };
@@ -173,14 +168,16 @@ impl Plan {
         let row = |it: RangeWay<'_>| {
             // Packets of IPv6, too, leave inside of packets of IPv4, which the rule may concern.
             let node = rows.get(&key(it.range)).filter(|row| row.is_fast() && ipv4_rule.is_none())?;
-            let Ok(Way::Vxlan { remote: IpAddr::V4(remote), ifindex, next: Some(IpAddr::V4(next)), .. }) =
-                *it.way
+            let Ok(Way::Vxlan { remote, source: Some(source), ifindex, next: Some(next), .. }) = *it.way
             else {
                 return None;
             };
-            let Some(IpAddr::V4(source)) = self.own.0.filter(|_| !bare.contains_key(&ifindex)) else {
+            let (IpAddr::V4(next), IpAddr::V4(source), IpAddr::V4(remote)) = (next, source, remote) else {
                 return None;
             };
+            if bare.contains_key(&ifindex) {
+                return None;
+            }
             let [next, source, remote] = [next, source, remote].map(|it| it.octets());
             let way = UnderlayEntry { ifindex, next, source, remote, device: node.ifindex };
             Some((UnderlayKey { node: node.id }, way))
@@ -232,12 +229,9 @@ impl Plan {
             Way::Vxlan { .. } if tunnel.is_none() => Some("there is no tunnel".to_owned()),
             // Receivers accept packets from the addresses of Node objects only. The routes name the source,
             // and the fast path leaves it to the kernel.
-            Way::Vxlan { remote, source, .. } => {
-                let own = if remote.is_ipv4() { self.own.0 } else { self.own.1 };
-                (own.is_none() || source != own).then(|| {
-                    "packets to the node leave from another address than this Node's InternalIP".to_owned()
-                })
-            }
+            Way::Vxlan { is_usual_source, .. } => (!is_usual_source).then(|| {
+                "packets to the node leave from another address than this Node's InternalIP".to_owned()
+            }),
         }
     }
 

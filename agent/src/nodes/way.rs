@@ -1,6 +1,6 @@
 //! The way to another node: directly or by the tunnel. Pure.
 
-use std::{fmt, net::IpAddr};
+use std::{collections::BTreeSet, fmt, net::IpAddr};
 
 use super::{Mode, Node};
 use crate::plug::nodes::{
@@ -19,8 +19,10 @@ pub enum Way {
     },
     Vxlan {
         remote: IpAddr,
-        /// The outer source that the kernel chooses.
+        /// The outer source; `None` if that is left to the kernel.
         source: Option<IpAddr>,
+        /// Whether the kernel would choose this source, too.
+        is_usual_source: bool,
         /// The interface that carries the tunnel's packets.
         ifindex: u32,
         /// The next hop of these packets; `None` if the kernel spreads them over several, or if that is of
@@ -42,6 +44,17 @@ pub enum NoWay {
     ForeignNextHop(IpAddr),
     #[error("the Node has no {0} InternalIP, and --node-routes direct permits no tunnel")]
     OtherFamily(&'static str),
+    #[error("this Node has no {0} InternalIP, from which alone other nodes accept the tunnel's packets")]
+    NoSource(&'static str),
+}
+
+/// This node's InternalIPs: receivers accept packets of the tunnel from these only.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Own {
+    /// Those of the Node object, in their order; `None` while there is none.
+    stated: Option<Vec<IpAddr>>,
+    /// Of these, those that an interface has. The network may translate others.
+    present: Vec<IpAddr>,
 }
 
 // === impl Way ===
@@ -50,11 +63,12 @@ impl Way {
     /// The way to the ranges of one family of a node. `reach` gives the kernel's route to an address.
     ///
     /// # Errors
-    /// If the settings and the node's addresses leave none.
-    pub fn to(
+    /// If the settings and the addresses of both nodes leave none.
+    pub(super) fn to(
         node: &Node,
         is_ipv4: bool,
         mode: Mode,
+        own: &Own,
         reach: impl Fn(IpAddr) -> Option<Hop>,
     ) -> Result<Self, NoWay> {
         let of_family = node.addresses.iter().copied().find(|it| it.is_ipv4() == is_ipv4);
@@ -72,25 +86,33 @@ impl Way {
                 return Ok(Self::Direct { gateway, ifindex, mtu });
             }
             (Mode::Direct, None) => {
-                let family = if is_ipv4 { "IPv4" } else { "IPv6" };
-                return Err(of_family.map_or(NoWay::OtherFamily(family), NoWay::Unreachable));
+                return Err(of_family.map_or(NoWay::OtherFamily(family(is_ipv4)), NoWay::Unreachable));
             }
             _ => {}
         }
-        let hops = node.addresses.iter().copied().filter_map(|address| Some((address, reach(address)?)));
-        match (hops.into_iter().next(), node.addresses.first()) {
-            (Some((remote, hop)), _) => {
-                let overhead = if remote.is_ipv4() { OVERHEAD_IPV4 } else { OVERHEAD_IPV6 };
-                Ok(Self::Vxlan {
-                    remote,
-                    source: hop.source,
-                    ifindex: hop.ifindex,
-                    next: hop.next(remote),
-                    mtu: hop.mtu.saturating_sub(overhead),
-                })
-            }
-            (None, Some(first)) => Err(NoWay::Unreachable(*first)),
-            (None, None) => Err(NoWay::NoAddress),
+        let reached = || node.addresses.iter().filter_map(|address| Some((*address, reach(*address)?)));
+        let present = reached().find(|(remote, _)| own.first(remote.is_ipv4()).is_some());
+        let best = present.or_else(|| reached().find(|(remote, _)| own.may_send(remote.is_ipv4())));
+        if let Some((remote, hop)) = best {
+            return Ok(Self::by_vxlan(remote, &hop, own));
+        }
+        Err(match (reached().next(), node.addresses.first()) {
+            (Some((remote, _)), _) => NoWay::NoSource(family(remote.is_ipv4())),
+            (None, Some(first)) => NoWay::Unreachable(*first),
+            (None, None) => NoWay::NoAddress,
+        })
+    }
+
+    fn by_vxlan(remote: IpAddr, hop: &Hop, own: &Own) -> Self {
+        let overhead = if remote.is_ipv4() { OVERHEAD_IPV4 } else { OVERHEAD_IPV6 };
+        let source = own.source(remote, hop);
+        Self::Vxlan {
+            remote,
+            source,
+            is_usual_source: source.is_some() && source == hop.source,
+            ifindex: hop.ifindex,
+            next: hop.next(remote),
+            mtu: hop.mtu.saturating_sub(overhead),
         }
     }
 
@@ -120,6 +142,37 @@ impl fmt::Display for Way {
             Self::Vxlan { remote, .. } => write!(f, "by VXLAN to {remote}"),
         }
     }
+}
+
+// === impl Own ===
+
+impl Own {
+    /// `interfaces`: the addresses of the node's interfaces.
+    pub fn new(node: Option<&Node>, interfaces: &BTreeSet<IpAddr>) -> Self {
+        let stated = node.map(|it| it.addresses.clone());
+        let present = stated.iter().flatten().copied().filter(|it| interfaces.contains(it)).collect();
+        Self { stated, present }
+    }
+
+    /// The first one of a family that an interface has.
+    pub fn first(&self, is_ipv4: bool) -> Option<IpAddr> {
+        self.present.iter().copied().find(|it| it.is_ipv4() == is_ipv4)
+    }
+
+    /// Whether receivers may see packets of a family come from one of them.
+    fn may_send(&self, is_ipv4: bool) -> bool {
+        self.stated.as_ref().is_none_or(|it| it.iter().any(|it| it.is_ipv4() == is_ipv4))
+    }
+
+    /// The source of packets to an address. What the kernel chooses fits the interface that they leave by.
+    fn source(&self, to: IpAddr, hop: &Hop) -> Option<IpAddr> {
+        let usual = hop.source.filter(|it| it.is_ipv4() == to.is_ipv4() && self.present.contains(it));
+        usual.or_else(|| self.first(to.is_ipv4()))
+    }
+}
+
+fn family(is_ipv4: bool) -> &'static str {
+    if is_ipv4 { "IPv4" } else { "IPv6" }
 }
 
 #[cfg(test)]
@@ -161,7 +214,7 @@ mod tests {
     }
 
     fn way(addresses: &[&str], is_ipv4: bool, mode: Mode) -> Result<Way, NoWay> {
-        Way::to(&node(addresses), is_ipv4, mode, reach)
+        Way::to(&node(addresses), is_ipv4, mode, &Own::default(), reach)
     }
 
     fn direct(gateway: &str) -> Result<Way, NoWay> {
@@ -175,7 +228,8 @@ mod tests {
             to if to.starts_with("10.0.2.") => None,
             to => Some(ip(to)),
         };
-        Ok(Way::Vxlan { remote: ip(remote), source: None, ifindex: 2, next, mtu })
+        let (remote, source, is_usual_source) = (ip(remote), None, false);
+        Ok(Way::Vxlan { remote, source, is_usual_source, ifindex: 2, next, mtu })
     }
 
     #[test]
@@ -212,5 +266,29 @@ mod tests {
         assert_eq!(way(&["192.0.2.1"], true, Mode::Auto), Err(NoWay::Unreachable(ip("192.0.2.1"))));
         assert_eq!(way(&["192.0.2.1"], true, Mode::Direct), Err(NoWay::Unreachable(ip("192.0.2.1"))));
         assert_eq!(way(&[], true, Mode::Auto), Err(NoWay::NoAddress));
+    }
+
+    #[test]
+    fn vxlan_takes_a_family_in_which_receivers_accept_this_node() {
+        // Addresses of the Node object, and of interfaces.
+        let way = |stated: &[&str], interfaces: &[&str], remotes: &[&str]| {
+            let (this, interfaces) = (node(stated), interfaces.iter().map(|it| ip(it)).collect());
+            let own = Own::new(Some(&this), &interfaces);
+            let way = Way::to(&node(remotes), true, Mode::Vxlan, &own, reach);
+            way.map(|it| if let Way::Vxlan { remote, .. } = it { remote.to_string() } else { panic!("{it}") })
+        };
+        let (v4, v6, both) = (["10.0.0.1"], ["fd00::1"], ["10.0.0.1", "fd00::1"]);
+        let remotes = ["10.0.0.2", "fd00::2"];
+        let to = |remote: &str| Ok(remote.to_owned());
+        assert_eq!(way(&both, &both, &remotes), to("10.0.0.2"));
+        assert_eq!(way(&v6, &both, &remotes), to("fd00::2"), "the Node object has no IPv4");
+        assert_eq!(way(&both, &v6, &remotes), to("fd00::2"), "no interface has the IPv4");
+        assert_eq!(way(&v4, &[], &remotes), to("10.0.0.2"), "the network may translate");
+        assert_eq!(way(&v6, &both, &v4), Err(NoWay::NoSource("IPv4")));
+        assert_eq!(way(&[], &both, &remotes), Err(NoWay::NoSource("IPv4")));
+        assert_eq!(way(&v6, &both, &["192.0.2.1"]), Err(NoWay::Unreachable(ip("192.0.2.1"))));
+        let unknown = Own::new(None, &both.map(ip).into());
+        let way = Way::to(&node(&remotes), true, Mode::Vxlan, &unknown, reach);
+        assert_eq!(way, vxlan("10.0.0.2", 1450), "this node's object is not known");
     }
 }

@@ -129,7 +129,8 @@ mod tests {
         );
         assert_eq!((&*shown.range, shown.mtu, shown.fast_path), ("10.2.0.0/24", 1500, true));
         let remote = "198.51.100.3".parse().unwrap();
-        let vxlan = Way::Vxlan { remote, source: None, ifindex: 3, next: None, mtu: 1450 };
+        let vxlan =
+            Way::Vxlan { remote, source: None, is_usual_source: false, ifindex: 3, next: None, mtu: 1450 };
         let shown = show_range(range, Ok(Taken { way: vxlan, slow: Some("why".to_owned()) }), &mut name);
         assert_eq!((shown.way(), &*shown.to, shown.mtu), (node_range::Way::Vxlan, "198.51.100.3", 1450));
         assert_eq!((shown.fast_path, &*shown.slow_because), (false, "why"));

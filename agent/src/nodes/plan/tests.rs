@@ -146,6 +146,7 @@ fn an_address_of_the_node_object_that_no_interface_has_is_no_source() {
     let underlay = Underlay { own: BTreeSet::new(), ..underlay() };
     let plan =
         Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &Arc::new(nodes()), &underlay);
+    assert_eq!(plan.routes(Some(9)).len(), 5, "the network may translate sources");
     assert!(plan.routes(Some(9)).values().all(|route| route.source.is_none()));
     assert_eq!(plan.tunnel.and_then(|it| it.address), None);
 }
@@ -253,6 +254,50 @@ fn the_programs_make_packets_of_the_tunnel_where_they_know_the_only_next_hop() {
     assert_eq!(ways(settings, &underlay(), &bare).0, none, "an uplink without filters");
     let off = Settings { fast_path: false, ..settings };
     assert_eq!(ways(off, &underlay(), &Bare::new()).0, none, "the fast path is off");
+}
+
+#[test]
+fn packets_of_the_tunnel_leave_from_the_internal_ip_of_the_uplink_that_they_take() {
+    let own = Some(node("a", &["192.0.2.1", "198.51.100.1"], &["10.1.0.0/24"]));
+    let nodes = Arc::new(Nodes { own, ..nodes() });
+    let mut underlay = underlay();
+    underlay.own.insert(ip("198.51.100.1"));
+    let by = |source: &str| {
+        let mut underlay = underlay.clone();
+        let hop = underlay.hops.get_mut(&ip("198.51.100.3")).unwrap();
+        (hop.ifindex, hop.gateway, hop.source) = (3, None, Some(ip(source)));
+        let settings = Settings { mode: Mode::Vxlan, port: 4789, fast_path: true };
+        let plan = Plan::new(settings, &nodes, &underlay);
+        let rows = plan.rows(Some(9), &Bare::new());
+        let row = rows[&key(net("10.3.0.0/24"))];
+        let routes = plan.routes(Some(9));
+        let nexts = [(Table::Main, "10.3.0.0/24"), (Table::OfPods, "198.51.100.3/32")];
+        let nexts = nexts.map(|(table, to)| routes[&(table, net(to))].next.clone());
+        let way = plan.underlay(&rows, &Bare::new()).get(&UnderlayKey { node: row.id }).copied();
+        (nexts, row.is_fast(), way.map(|it| (it.ifindex, it.source)))
+    };
+    let from = |source: &str| {
+        let next = Next::Tunnel { remote: ip("198.51.100.3"), source: Some(ip(source)) };
+        [next.clone(), next]
+    };
+    assert_eq!(by("192.0.2.1"), (from("192.0.2.1"), true, Some((3, [192, 0, 2, 1]))));
+    assert_eq!(by("198.51.100.1"), (from("198.51.100.1"), true, Some((3, [198, 51, 100, 1]))));
+    assert_eq!(by("203.0.113.1"), (from("192.0.2.1"), false, None), "an address that is not the Node's");
+}
+
+#[test]
+fn the_tunnel_takes_the_family_of_an_own_address_and_without_one_there_is_no_way() {
+    let settings = Settings { mode: Mode::Vxlan, port: 4789, fast_path: true };
+    let with = |own| Plan::new(settings, &Arc::new(Nodes { own, ..nodes() }), &underlay());
+    let plan = with(Some(node("a", &["2001:db8::1"], &["10.1.0.0/24"])));
+    let to_b = Next::Tunnel { remote: ip("2001:db8::2"), source: Some(ip("2001:db8::1")) };
+    assert_eq!(plan.routes(Some(9))[&(Table::Main, net("10.2.0.0/24"))].next, to_b);
+    let way = |plan: &Plan, range: &str| plan.ranges().find(|it| it.range == net(range)).unwrap().way.clone();
+    assert_eq!(way(&plan, "10.3.0.0/24"), Err(NoWay::NoSource("IPv4")));
+    let unknown = with(None);
+    let to_c = Next::Tunnel { remote: ip("198.51.100.3"), source: None };
+    assert_eq!(unknown.routes(Some(9))[&(Table::Main, net("10.3.0.0/24"))].next, to_c);
+    assert!(!unknown.rows(Some(9), &Bare::new())[&key(net("10.3.0.0/24"))].is_fast());
 }
 
 #[test]
