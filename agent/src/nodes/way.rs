@@ -71,8 +71,8 @@ impl Way {
         own: &Own,
         reach: impl Fn(IpAddr) -> Option<Hop>,
     ) -> Result<Self, NoWay> {
-        let of_family = node.addresses.iter().copied().find(|it| it.is_ipv4() == is_ipv4);
-        let hop = of_family.and_then(|address| Some((address, reach(address)?)));
+        let reached = || node.addresses.iter().filter_map(|address| Some((*address, reach(*address)?)));
+        let hop = reached().find(|(address, _)| address.is_ipv4() == is_ipv4);
         match (mode, hop) {
             // A next hop means nothing there, and what is behind the link knows no pods' addresses.
             (Mode::Auto, Some((_, hop))) if !hop.has_neighbours => {}
@@ -86,11 +86,11 @@ impl Way {
                 return Ok(Self::Direct { gateway, ifindex, mtu });
             }
             (Mode::Direct, None) => {
+                let of_family = node.addresses.iter().copied().find(|it| it.is_ipv4() == is_ipv4);
                 return Err(of_family.map_or(NoWay::OtherFamily(family(is_ipv4)), NoWay::Unreachable));
             }
             _ => {}
         }
-        let reached = || node.addresses.iter().filter_map(|address| Some((*address, reach(*address)?)));
         let present = reached().find(|(remote, _)| own.first(remote.is_ipv4()).is_some());
         let best = present.or_else(|| reached().find(|(remote, _)| own.may_send(remote.is_ipv4())));
         if let Some((remote, hop)) = best {
@@ -266,6 +266,16 @@ mod tests {
         assert_eq!(way(&["192.0.2.1"], true, Mode::Auto), Err(NoWay::Unreachable(ip("192.0.2.1"))));
         assert_eq!(way(&["192.0.2.1"], true, Mode::Direct), Err(NoWay::Unreachable(ip("192.0.2.1"))));
         assert_eq!(way(&[], true, Mode::Auto), Err(NoWay::NoAddress));
+    }
+
+    #[test]
+    fn the_first_address_of_the_family_that_has_a_route_is_taken() {
+        assert_eq!(way(&["192.0.2.1", "10.0.1.2", "10.0.0.2"], true, Mode::Direct), direct("10.0.0.254"));
+        for mode in [Mode::Auto, Mode::Direct] {
+            assert_eq!(way(&["192.0.2.1", "fd00::2", "10.0.0.2"], true, mode), direct("10.0.0.2"));
+        }
+        let unreachable = Err(NoWay::Unreachable(ip("192.0.2.1")));
+        assert_eq!(way(&["fd00::2", "192.0.2.1", "192.0.2.2"], true, Mode::Direct), unreachable);
     }
 
     #[test]
