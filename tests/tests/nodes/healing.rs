@@ -124,6 +124,27 @@ fn deleted_and_changed_routes_are_restored_and_foreign_ones_stay() {
     .unwrap();
 }
 
+#[test]
+fn deleted_routes_of_pods_to_nodes_behind_the_tunnel_are_restored_before_a_comparison_is_due() {
+    with_pods(&["--reconcile-period", "3600"], |fabric, _| {
+        let [one, ..] = &fabric.nodes;
+        let list = || one.run("ip route show table 7070");
+        let before = list()?;
+        ensure!(!before.is_empty(), "no routes to the addresses of nodes");
+        // A late notification about new pods may restore them, too, but not each time.
+        for _ in 0..3 {
+            one.run("ip route flush table 7070")?;
+            sys::wait_until("the routes are there again", TIMEOUT, || {
+                let found = list()?;
+                ensure!(found == before, "{found}, expected {before}");
+                Ok(true)
+            })?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// Waits until a pod knows that packets of this length, and no longer ones, get to another.
 fn wait_until_fits(from: &Pod, to: &Pod, len: u32) -> anyhow::Result<()> {
     for address in &to.addresses {

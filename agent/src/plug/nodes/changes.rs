@@ -154,8 +154,10 @@ impl Scope {
         let [_, _, _, _, table, protocol, _, kind] = *body.first_chunk::<8>()?;
         let to = destination(body)?;
         if protocol == ROUTE_PROTOCOL {
-            let is_to_node = kind == RTN_UNICAST && to.prefix_len() < to.max_prefix_len();
-            return Some(if is_to_node { Concern::Ways } else { Concern::Nothing });
+            // To single addresses, the agent has routes of pods and of other nodes.
+            let is_to_node = to.prefix_len() < to.max_prefix_len() || self.addresses.contains(&to.addr());
+            let is_relevant = kind == RTN_UNICAST && is_to_node;
+            return Some(if is_relevant { Concern::Ways } else { Concern::Nothing });
         }
         let is_known = table == RT_TABLE_MAIN || table == RT_TABLE_LOCAL;
         if is_known && (to.prefix_len() == 0 || self.areas.contain(&to)) {
@@ -201,7 +203,10 @@ mod tests {
             let (address, length) = to.split_once('/').unwrap();
             let address: std::net::Ipv4Addr = address.parse().unwrap();
             let header = [2, length.parse().unwrap(), 0, 0, table, protocol, 0, kind, 0, 0, 0, 0];
-            concern(RTM_NEWROUTE, &[&header[..], &[8, 0, 1, 0], &address.octets()].concat())
+            let body = [&header[..], &[8, 0, 1, 0], &address.octets()].concat();
+            let found = concern(RTM_NEWROUTE, &body);
+            assert_eq!(concern(RTM_DELROUTE, &body), found);
+            found
         };
         for (to, table, protocol, kind, expected) in [
             ("192.0.2.0/24", 254, 4, 1, Ways),
@@ -214,6 +219,7 @@ mod tests {
             ("10.244.9.0/24", 100, 4, 1, Nothing),
             ("0.0.0.0/0", 254, 4, 1, OtherRoutes),
             ("10.244.9.0/24", 254, ROUTE_PROTOCOL, 1, Ways),
+            ("192.0.2.2/32", 252, ROUTE_PROTOCOL, 1, Ways),
             ("10.244.1.7/32", 254, ROUTE_PROTOCOL, 1, Nothing),
             ("10.244.1.0/24", 254, ROUTE_PROTOCOL, 7, Nothing),
             ("192.0.2.2/32", 255, 2, 2, Nothing),
