@@ -30,16 +30,15 @@ use aya_ebpf::{
 };
 
 use crate::{
-    address::Address,
     branchless::{Condition, pick},
     ends::Ends,
     flow_key::Key,
-    headers::{ACK, FIN, Ipv4, Ipv6, RST, SYN, TCP, Transport},
+    headers::{ACK, FIN, RST, SYN, TCP},
     icmp,
     meta::{Family, Meta},
     noted,
     packet::Packet,
-    vifs,
+    quote, vifs,
 };
 
 #[btf_map]
@@ -277,27 +276,9 @@ extern "C" fn ferrule_find_quoted(skb: *mut __sk_buff, is_v6: u32, quote: u32) -
 
 #[inline(always)]
 fn quote_belongs_to_stack(packet: &Packet, family: Family, quote: usize) -> bool {
-    let (source, destination, protocol, payload) = match family {
-        Family::Ipv4 => match packet.copy::<Ipv4>(quote) {
-            Some(ip) if !ip.is_later_fragment() => {
-                (Address::v4(ip.source), Address::v4(ip.destination), ip.protocol, ip.header_len())
-            }
-            _ => return false,
-        },
-        Family::Ipv6 => match packet.copy::<Ipv6>(quote) {
-            Some(ip) => {
-                (Address::v6(ip.source), Address::v6(ip.destination), ip.next_header, size_of::<Ipv6>())
-            }
-            None => return false,
-        },
-    };
-    let transport = packet.copy::<[u8; 8]>(quote + payload).map(Transport::new);
-    transport.is_some_and(|transport| is_recorded(source, destination, protocol, transport))
-}
-
-#[inline(always)]
-fn is_recorded(source: Address, destination: Address, protocol: u8, transport: Transport) -> bool {
-    let key = Ends::new(source, destination, protocol, transport).translatable();
+    let Some(quote) = quote::find(packet, family, quote) else { return false };
+    let Some(transport) = quote.transport(packet) else { return false };
+    let key = Ends::new(quote.source, quote.destination, quote.protocol, transport).translatable();
     key.is_some_and(|key| touch(key.as_flow(), Sign::NONE))
 }
 

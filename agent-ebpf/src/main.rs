@@ -36,6 +36,7 @@ mod offload;
 mod outcome;
 mod packet;
 mod policy;
+mod quote;
 mod remote;
 mod route;
 mod services;

@@ -15,10 +15,11 @@ use crate::{
     address::Address,
     clear,
     flow_key::Padded,
-    headers::{ICMP, ICMPV6, Ipv4, Ipv6, SCTP, TCP, Transport, UDP},
+    headers::{ICMP, ICMPV6, Ipv4, SCTP, TCP, Transport, UDP},
     icmp,
     meta::{self, Family, Meta},
     packet::Packet,
+    quote,
 };
 
 #[btf_map]
@@ -374,25 +375,10 @@ impl Case {
 
     #[inline(always)]
     fn fill_quote(&self, packet: &Packet, family: Family, at: usize) -> bool {
-        let (ends, payload) = match family {
-            Family::Ipv4 => match packet.copy::<Ipv4>(at) {
-                Some(ip) if !ip.is_later_fragment() => {
-                    let ends = Ends::new(Address::v4(ip.source), Address::v4(ip.destination), ip.protocol);
-                    (ends, ip.header_len())
-                }
-                _ => return false,
-            },
-            Family::Ipv6 => match packet.copy::<Ipv6>(at) {
-                Some(ip) => {
-                    let ends = Ends::new(Address::v6(ip.source), Address::v6(ip.destination), ip.next_header);
-                    (ends, size_of::<Ipv6>())
-                }
-                None => return false,
-            },
-        };
-        let Some(transport) = packet.copy::<[u8; 8]>(at + payload) else { return false };
-        self.quote.set(ends);
-        self.quote_transport.set(Transport::new(transport));
+        let Some(quote) = quote::find(packet, family, at) else { return false };
+        self.quote.set(Ends::new(quote.source, quote.destination, quote.protocol));
+        let Some(transport) = quote.transport(packet) else { return false };
+        self.quote_transport.set(transport);
         true
     }
 

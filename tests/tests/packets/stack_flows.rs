@@ -337,9 +337,13 @@ fn icmp_errors_take_the_way_of_the_quoted_flow() {
     let with_options = Ipv4 { options: vec![1; 8], ..v4(B, A, TCP) }.with(&transport(CLIENT, SERVER));
     let [_, plain] = request(TCP, CLIENT, 30);
     error("about a packet with options", [3, 1], [with_options, plain.clone()], true);
-    let later = Ipv4 { fragment: 9, ..v4(B, A, TCP) }.with(&transport(CLIENT, SERVER));
-    let [_, later6] = [(); 2].map(|()| v6_of(B, A, FRAGMENT).with(&fragment(TCP, 9, true, &transport(1, 2))));
-    error("about a later fragment", [3, 1], [later, later6], false);
+    let [(first, first6), (later, later6)] = [0, 9].map(|at| {
+        let payload = transport(CLIENT, SERVER);
+        let quoted = Ipv4 { fragment: Ipv4::MORE_FRAGMENTS | at, ..v4(B, A, TCP) }.with(&payload);
+        (quoted, v6_of(B, A, FRAGMENT).with(&fragment(TCP, at, true, &payload)))
+    });
+    error("about a first fragment", [3, 2], [first, first6], true);
+    error("about a later fragment", [3, 2], [later, later6], false);
     // No errors: the payload is not a quote.
     error("an echo", [8, 128], request(TCP, CLIENT, 30), false);
     error("no error", [13, 150], request(TCP, CLIENT, 30), false);

@@ -1,6 +1,9 @@
 //! Echoes, and ICMP errors about known flows.
 
-use ferrule_tests::packet::{ICMP, ICMPV6, Ipv4, TCP, UDP, icmp_error, udp};
+use ferrule_tests::packet::{
+    DESTINATION_OPTIONS, FRAGMENT, ICMP, ICMPV6, Ipv4, TCP, UDP, cut, data, extension, fragment, icmp_error,
+    udp,
+};
 use serde_json::json;
 
 use super::{
@@ -84,6 +87,40 @@ fn an_error_passes_if_it_is_about_a_known_flow_of_the_pod() {
                 Receives(A, UPLINK, v6_of(FAR_V6, A.v6, ICMPV6, &icmp_error(1, &sent6[..44]))),
                 false,
             ),
+        ])
+    })
+    .unwrap();
+}
+
+/// A pod that knows the MTU of a way fragments its datagrams itself, and a router with a smaller one quotes a
+/// fragment.
+#[test]
+fn an_error_passes_if_it_is_about_the_first_fragment_of_a_known_flow() {
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{"ports": [{"protocol": "UDP"}]}]});
+    with_policies([policy("a", rules)], |node| {
+        let part = |port, at| fragment(UDP, at, true, &udp(port, 53, &data(16)));
+        let quoted = |next, payload: &[u8]| v6_of(A.v6, FAR_V6, next, payload);
+        let first = quoted(FRAGMENT, &part(1000, 0));
+        let too_big = |quote: &[u8]| v6_of(FAR_V6, A.v6, ICMPV6, &icmp_error(2, quote));
+        let about = |quote: &[u8]| Receives(A, UPLINK, too_big(quote));
+        // The fragment header is behind options, or before them.
+        let options = quoted(DESTINATION_OPTIONS, &extension(FRAGMENT, &part(1000, 0)));
+        let behind = extension(UDP, &udp(1000, 53, &data(16)));
+        let behind = quoted(FRAGMENT, &fragment(DESTINATION_OPTIONS, 0, true, &behind));
+        let many = (0..4).fold(part(1000, 0), |it, number| {
+            extension(if number == 0 { FRAGMENT } else { DESTINATION_OPTIONS }, &it)
+        });
+        node.check(&[
+            ("before the flow", about(&first), false),
+            ("the first fragment of the flow", Sends(A, first.clone()), true),
+            ("about it", about(&first), true),
+            ("about it, cut off in the fragment header", about(&cut(&first, 44)), false),
+            ("about it, cut off in the ports", about(&cut(&first, 51)), false),
+            ("about another flow", about(&quoted(FRAGMENT, &part(1001, 0))), false),
+            ("about a later fragment", about(&quoted(FRAGMENT, &part(1000, 3))), false),
+            ("about one with options", about(&options), true),
+            ("about one with options behind", about(&behind), true),
+            ("about one with too many headers", about(&quoted(DESTINATION_OPTIONS, &many)), false),
         ])
     })
     .unwrap();
