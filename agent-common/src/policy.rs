@@ -182,7 +182,7 @@ pub struct ViewKey {
     /// Index of the pod's host interface; of an entry for both ends, the lower one, and [`ViewKey::PAIR`].
     pub ifindex: u32,
     /// The pod's port, in host order; 0 without ports. Of an echo: its identifier if the pod has asked,
-    /// otherwise 0.
+    /// otherwise the next number, and 0 after the last one.
     pub own_port: u16,
     /// The other end's port, in the same way.
     pub peer_port: u16,

@@ -264,13 +264,15 @@ fn leave_out(subject: &Cell<Subject>) {
     subject.set(Subject { ingress: Subject::OPEN, egress: Subject::OPEN, ..subject.get() });
 }
 
-/// Source and destination port. An echo has its identifier at the end that asks. Without ports: zeros.
+/// Source and destination port. An echo has its identifier at the end that asks, and the next number at the
+/// other end: whatever the identifiers are, no echo has the ports of one that the other end asks, nor those
+/// of a packet without ports, which are zeros.
 #[inline(always)]
 fn ports(protocol: u8, transport: Transport) -> [u16; 2] {
     match (protocol, transport.icmp_type()) {
         (TCP | UDP | SCTP, _) => transport.ports(),
-        (ICMP, 8) | (ICMPV6, 128) => [transport.echo_id(), 0],
-        (ICMP, 0) | (ICMPV6, 129) => [0, transport.echo_id()],
+        (ICMP, 8) | (ICMPV6, 128) => [transport.echo_id(), transport.echo_id().wrapping_add(1)],
+        (ICMP, 0) | (ICMPV6, 129) => [transport.echo_id().wrapping_add(1), transport.echo_id()],
         _ => [0; 2],
     }
 }

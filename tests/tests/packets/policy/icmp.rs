@@ -20,26 +20,34 @@ fn echo(kind: u8, id: u16) -> Vec<u8> {
 
 #[test]
 fn an_echo_request_never_passes_as_a_reply() {
-    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
-    with_policies([policy("a", rules)], |node| {
-        let from_far = |kind, id| v4(FAR_V4, A.v4, ICMP, &echo(kind, id));
-        let from_far6 = |kind, id| v6_of(FAR_V6, A.v6, ICMPV6, &echo(kind, id));
-        node.check(&[
-            ("a reply without a request", Receives(A, UPLINK, from_far(0, 7)), false),
-            ("a request of the pod", Sends(A, v4(A.v4, FAR_V4, ICMP, &echo(8, 7))), true),
-            ("its reply", Receives(A, UPLINK, from_far(0, 7)), true),
-            ("a reply with another identifier", Receives(A, UPLINK, from_far(0, 8)), false),
-            ("a request to the pod", Receives(A, UPLINK, from_far(8, 7)), false),
-            ("a reply of the pod to nothing", Sends(A, v4(A.v4, FAR_V4, ICMP, &echo(0, 9))), true),
-            ("a request after that", Receives(A, UPLINK, from_far(8, 9)), false),
-            ("a reply after that", Receives(A, UPLINK, from_far(0, 9)), false),
-            ("another message", Receives(A, UPLINK, from_far(13, 7)), false),
-            ("IPv6: a request of the pod", Sends(A, v6_of(A.v6, FAR_V6, ICMPV6, &echo(128, 7))), true),
-            ("IPv6: its reply", Receives(A, UPLINK, from_far6(129, 7)), true),
-            ("IPv6: a request to the pod", Receives(A, UPLINK, from_far6(128, 7)), false),
-        ])
-    })
-    .unwrap();
+    let rules = || json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
+    for id in [0, 1, 7, u16::MAX] {
+        let (next, last) = (id.wrapping_add(1), id.wrapping_sub(1));
+        with_policies([policy("a", rules())], |node| {
+            let from_far = |kind, id| Receives(A, UPLINK, v4(FAR_V4, A.v4, ICMP, &echo(kind, id)));
+            let from_far6 = |kind, id| Receives(A, UPLINK, v6_of(FAR_V6, A.v6, ICMPV6, &echo(kind, id)));
+            node.check(&[
+                ("a reply without a request", from_far(0, id), false),
+                ("a request of the pod", Sends(A, v4(A.v4, FAR_V4, ICMP, &echo(8, id))), true),
+                ("its reply", from_far(0, id), true),
+                ("a reply with another identifier", from_far(0, next), false),
+                ("a reply with the one before", from_far(0, last), false),
+                ("a request to the pod", from_far(8, id), false),
+                ("a request with another identifier", from_far(8, next), false),
+                ("a request with the one before", from_far(8, last), false),
+                ("a reply of the pod to nothing", Sends(A, v4(A.v4, FAR_V4, ICMP, &echo(0, next))), true),
+                ("a request after that", from_far(8, next), false),
+                ("a reply after that", from_far(0, next), false),
+                ("another message", from_far(13, id), false),
+                ("another message without an identifier", from_far(13, 0), false),
+                ("IPv6: a request of the pod", Sends(A, v6_of(A.v6, FAR_V6, ICMPV6, &echo(128, id))), true),
+                ("IPv6: its reply", from_far6(129, id), true),
+                ("IPv6: a request to the pod", from_far6(128, id), false),
+                ("IPv6: another message", from_far6(150, id), false),
+            ])
+        })
+        .unwrap();
+    }
 }
 
 #[test]
