@@ -161,10 +161,7 @@ fn look_up(case: &Case, [from, to]: [u16; 2]) -> u32 {
         pair::NEW | pair::REPLACED if opens(case) => return ask_to_begin(case, Question::NEW),
         _ => {}
     }
-    let Some(found) = find(case) else {
-        let may_be_known = case.pair.get() == pair::NONE && !opens(case) || case.has(Case::HAS_QUOTE);
-        return ask_to_begin(case, Question::NEW) | if may_be_known { answer::PAIR } else { 0 };
-    };
+    let Some(found) = find(case) else { return ask_to_begin(case, Question::NEW) | may_be_of_pair(case) };
     // SAFETY: an entry stays readable until the program returns. Other CPUs write to it, too; the fields are
     // copied at once.
     let view = unsafe { *found.view };
@@ -172,7 +169,8 @@ fn look_up(case: &Case, [from, to]: [u16; 2]) -> u32 {
     // A connection of the other end on the ports of one of this end's, and the reverse.
     let is_other = opens(case) && !is_forward;
     if is_other || is_over(&view, protocol, found.is_answered, now()) {
-        return ask_to_begin(case, Question::REPLACES);
+        // Since then, packets past the stack may have begun a pair.
+        return ask_to_begin(case, Question::REPLACES) | may_be_of_pair(case);
     }
     let is_deferred = view.flags & View::UNJUDGED != 0;
     // No later program judges the packet.
@@ -182,6 +180,13 @@ fn look_up(case: &Case, [from, to]: [u16; 2]) -> u32 {
     }
     let answer = if is_deferred && is_forward { answer::DEFER } else { 0 };
     answer | note(case, found, is_forward, is_egress)
+}
+
+/// The flag of an answer to a packet that belongs to none of the end's views.
+#[inline(always)]
+fn may_be_of_pair(case: &Case) -> u32 {
+    let may = case.pair.get() == pair::NONE && !opens(case) || case.has(Case::HAS_QUOTE);
+    if may { answer::PAIR } else { 0 }
 }
 
 /// Asks the rules of one end about the first packet of a pair.
@@ -234,6 +239,13 @@ pub fn find(case: &Case) -> Option<Found> {
         return Some(Found { view, is_answered: true });
     }
     POLICY_PENDING.get_ptr_mut(key).map(|view| Found { view, is_answered: false })
+}
+
+/// Removes the entry of the case's view.
+#[inline(always)]
+pub fn forget(case: &Case) {
+    let _ = POLICY_FLOWS.remove(case.view_key());
+    let _ = POLICY_PENDING.remove(case.view_key());
 }
 
 /// Whether the packet opens a TCP connection.

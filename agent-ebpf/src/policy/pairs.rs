@@ -107,6 +107,10 @@ fn look_up_at_end(case: &Case, own: case::View, is_egress: bool) -> u32 {
         return flows::note(case, found, is_egress == is_own, is_egress == is_low);
     }
     case.view.set(own);
+    if case.question.get().known == Question::REPLACES {
+        // The answer would be noted in the end's own view, which has ended.
+        flows::forget(case);
+    }
     // The pair stays as it is: the other end has not been asked.
     let (flags, via) = if is_own { (0, 0) } else { (View::BEGUN_BY_PEER, other) };
     flows::ask_again(case, flags, via, is_egress == is_own)

@@ -42,7 +42,7 @@ fn all(node: &Policed<'_>) -> Vec<View> {
 }
 
 /// As if so many jiffies had passed since the last packet of all flows.
-fn age(node: &mut Policed<'_>, jiffies: u64) -> anyhow::Result<()> {
+pub fn age(node: &mut Policed<'_>, jiffies: u64) -> anyhow::Result<()> {
     let programs = &mut **node;
     for map in [&mut programs.policy_flows, &mut programs.policy_pending] {
         for (key, view) in map.iter().collect::<Result<Vec<_>, _>>()? {

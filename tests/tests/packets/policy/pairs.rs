@@ -11,7 +11,9 @@ use serde_json::json;
 use super::{
     ACK, Policed, SYN,
     Step::{Receives, Sends},
-    app, policy, segment, v4, v6_of, with_policies,
+    app,
+    flows::age,
+    policy, segment, v4, v6_of, with_policies,
 };
 use crate::table::{A, B, NEW, Pod};
 
@@ -107,6 +109,43 @@ fn fragments_of_a_reply_of_a_pair_pass() {
             ("a later one, delivered", Receives(A, B.ifindex, part(2, 3)), true),
         ])?;
         the_pair(node).map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_ended_view_of_one_end_hides_no_pair() {
+    with_policies(only_a_calls_b(), |node| {
+        let part = |from: Pod, to: Pod, ports: (u16, u16), id: u16| {
+            let ip = Ipv4 { id, fragment: Ipv4::MORE_FRAGMENTS, ..Ipv4::new(from.v4, to.v4, UDP) };
+            ip.with(&udp(ports.0, ports.1, &data(16)))
+        };
+        let (request, reply) = (|id| part(A, B, (5, 80), id), |id| part(B, A, (80, 5), id));
+        // By the stack: each end has a view of its own.
+        node.check(&[
+            ("the first request", Sends(A, request(1)), true),
+            ("the same, delivered", Receives(B, A.ifindex, request(1)), true),
+            ("a fragmented reply", Sends(B, reply(2)), true),
+            ("the same, delivered", Receives(A, B.ifindex, reply(2)), true),
+        ])?;
+        // No test can stamp them as the stack's packets are stamped, without which they count as translated.
+        for flow in node.stack_flows.keys().collect::<Result<Vec<_>, _>>()? {
+            node.stack_flows.remove(&flow)?;
+        }
+        age(node, 121_000)?;
+        node.check(&[
+            ("a reply, too late", Sends(B, reply(3)), false),
+            ("a request past the stack", Sends(A, v4(A.v4, B.v4, UDP, &udp(5, 80, b""))), true),
+            ("its fragmented reply", Sends(B, reply(4)), true),
+            ("the same, delivered", Receives(A, B.ifindex, reply(4)), true),
+        ])?;
+        // The rules of the other end are others: the judged end's are asked about the flow of the pair.
+        node.change(A, |subject| subject.epoch += 1)?;
+        node.check(&[("a reply after that", Sends(B, reply(5)), true)])?;
+        let ends: Vec<_> = entries(node).iter().map(|(key, _)| key.ifindex).collect();
+        ensure!(!ends.contains(&B.ifindex), "the ended view has come to life again: {ends:?}");
+        node.apply([none("b")])?;
+        node.check(&[("a reply that is not allowed", Sends(B, reply(6)), false)])
     })
     .unwrap();
 }
