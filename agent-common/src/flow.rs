@@ -24,7 +24,9 @@ pub struct FlowKey {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Flow {
-    /// Index of the host interface through which the stack delivered the flow's first packet, for readers.
+    /// Index of the interface at which the flow's server is: by which the stack sent the last request for a
+    /// TCP connection, otherwise the flow's first packet. If that packet accepts a connection, its sender is
+    /// the server: the index of the pod's host interface, or 0 for a pod of another node.
     pub ifindex: u32,
     /// Time of the last packet, in jiffies modulo 2^32; less [`Flow::CLOSED_BY_LOW`] if the end `low` has
     /// closed the TCP connection, less twice that if `high` has, less both if both have or one has reset it.

@@ -130,7 +130,8 @@ pub fn record(packet: &Packet, meta: &Meta, pod: u32, other: u32) {
 extern "C" fn ferrule_find_flow(skb: *mut __sk_buff) -> u32 {
     let Some(ends) = noted::ends() else { return 0 };
     let Some(key) = ends.translatable() else { return 0 };
-    touch(key.as_flow(), Sign::of(skb, ends, &key)).into()
+    let sign = Sign::of(noted::tcp_flags(skb, ends), ends, &key);
+    touch(key.as_flow(), sign).is_some().into()
 }
 
 /// See [`record`].
@@ -141,12 +142,29 @@ extern "C" fn ferrule_record_flow(skb: *mut __sk_buff, pod: u32, other: u32) -> 
     let Some(key) = ends.translatable() else { return 0 };
     // With every packet: the agent may have replaced the entries of `VIFS`.
     vifs::mark_peers(pod, other);
-    let sign = Sign::of(skb, ends, &key);
-    if !touch(key.as_flow(), sign) {
-        // SAFETY: the kernel passes a valid context.
-        insert(&key, pod, unsafe { (*skb).ifindex }, sign);
+    let flags = noted::tcp_flags(skb, ends);
+    let sign = Sign::of(flags, ends, &key);
+    // SAFETY: the kernel passes a valid context.
+    let to = unsafe { (*skb).ifindex };
+    let Some(flow) = touch(key.as_flow(), sign) else {
+        let from = if pod == to { other } else { pod };
+        insert(&key, pod, if flags & (SYN | ACK) == SYN | ACK { from } else { to }, sign);
+        return 0;
+    };
+    // The next connection between the same ends may be the other way round, or to another pod. Not by an
+    // answer, which the client may have forged.
+    if flags & (SYN | ACK) == SYN {
+        // SAFETY: an aligned field of an entry, which stays writable until the program returns.
+        unsafe { (&raw mut (*flow).ifindex).write_volatile(to) }
     }
     0
+}
+
+/// The interface of a recorded flow's server, as in [`Flow::ifindex`].
+#[inline(always)]
+pub fn server(key: &Key) -> Option<u32> {
+    // SAFETY: an aligned field of an entry, which stays readable until the program returns.
+    STACK_FLOWS.get_ptr(key.as_flow()).map(|flow| unsafe { (&raw const (*flow).ifindex).read_volatile() })
 }
 
 /// The flow first, and then its place: a place without a flow is free for other CPUs. A flow that finds none
@@ -239,10 +257,10 @@ fn age(used: u32, now: u32) -> u32 {
     (ENDED * has_ended.factor() as u32) | unused
 }
 
-/// Whether a flow is recorded. Notes the time, and what a packet tells of the flow.
+/// The flow, if it is recorded. Notes the time, and what a packet tells of the flow.
 #[inline(always)]
-fn touch(key: &FlowKey, sign: Sign) -> bool {
-    let Some(flow) = STACK_FLOWS.get_ptr_mut(key) else { return false };
+fn touch(key: &FlowKey, sign: Sign) -> Option<*mut Flow> {
+    let flow = STACK_FLOWS.get_ptr_mut(key)?;
     // SAFETY: an aligned field of an entry, which stays readable until the program returns.
     let used = unsafe { &raw mut (*flow).used };
     // SAFETY: as above.
@@ -254,7 +272,7 @@ fn touch(key: &FlowKey, sign: Sign) -> bool {
         // SAFETY: as above.
         unsafe { used.write_volatile(after) };
     }
-    true
+    Some(flow)
 }
 
 /// In jiffies, which cost less than a clock.
@@ -279,7 +297,7 @@ fn quote_belongs_to_stack(packet: &Packet, family: Family, quote: usize) -> bool
     let Some(quote) = quote::find(packet, family, quote) else { return false };
     let Some(transport) = quote.transport(packet) else { return false };
     let key = Ends::new(quote.source, quote.destination, quote.protocol, transport).translatable();
-    key.is_some_and(|key| touch(key.as_flow(), Sign::NONE))
+    key.is_some_and(|key| touch(key.as_flow(), Sign::NONE).is_some())
 }
 
 // === impl Sign ===
@@ -289,8 +307,8 @@ impl Sign {
     const OPENS: u32 = 4;
 
     #[inline(always)]
-    fn of(skb: *mut __sk_buff, ends: &Ends, key: &Key) -> Self {
-        let flags = u32::from(noted::tcp_flags(skb, ends));
+    fn of(tcp_flags: u8, ends: &Ends, key: &Key) -> Self {
+        let flags = u32::from(tcp_flags);
         let end = Flow::LOW + u32::from(ends.is_high(key)) * (Flow::HIGH - Flow::LOW);
         // LLVM would branch by a bit that it knows as one.
         let is_set = |flag: u8| black_box(flags >> flag.trailing_zeros() & 1);

@@ -24,6 +24,8 @@ use super::{
 };
 use crate::{
     address::Address,
+    flow_key::Key,
+    flows as stack_flows,
     headers::{ACK, FIN, RST, SYN, TCP},
     vifs,
 };
@@ -341,14 +343,26 @@ fn may_begin(case: &Case) -> bool {
         && !case.is_icmp_but_no_request()
 }
 
-/// Whether the packet accepts a TCP connection, or is in the middle of one and most likely of the server:
-/// from the lower port, and one that kernels do not give to clients. The connection may be older than the
-/// pod's policies. If this packet began a view, the client's packets would pass as its replies, unjudged; so
-/// the client's next packet takes the connection up.
+/// Whether the packet accepts a TCP connection, or is in the middle of one and most likely of the server. The
+/// connection may be older than the pod's policies. If this packet began a view, the client's packets would
+/// pass as its replies, unjudged; so the client's next packet takes the connection up.
 #[inline(always)]
 fn is_of_server(case: &Case) -> bool {
-    let ([from, to], flags) = (case.ports.get(), case.tcp_flags.get() as u8);
-    flags & ACK != 0 && (flags & SYN != 0 || from < to && from < FIRST_OF_CLIENTS)
+    let flags = case.tcp_flags.get() as u8;
+    flags & ACK != 0 && (flags & SYN != 0 || is_from_server(case))
+}
+
+/// Whether a packet in the middle of a TCP connection is the server's, by the record of a connection from a
+/// port of translated flows: that port is often the lower one. Without a record, by the ports: from the lower
+/// port, and one that kernels do not give to clients.
+#[inline(always)]
+fn is_from_server(case: &Case) -> bool {
+    let (ends, [from, to]) = (case.ends.get(), case.ports.get());
+    let End { ifindex, direction, .. } = case.end.get();
+    match stack_flows::server(&Key::between(ends.protocol, (ends.source, from), (ends.destination, to))) {
+        Some(server) => (server == ifindex) == (direction == direction::EGRESS),
+        None => from < to && from < FIRST_OF_CLIENTS,
+    }
 }
 
 /// Asks the rules about the other end of the view. `via` may be the host interface of a pod, whose address

@@ -10,6 +10,7 @@ mod pairs;
 mod random;
 mod remote;
 mod rules;
+mod servers;
 mod services;
 mod tiers;
 mod upstream;
