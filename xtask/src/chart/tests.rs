@@ -197,6 +197,13 @@ fn metrics_beyond_the_node_need_permission_to_ask_about_clients_and_have_a_named
     let given = |name: &str| list(container, "env").iter().find(|it| it["name"] == name).cloned();
     assert_eq!(given("FERRULE_METRICS_LISTEN").unwrap()["value"], "0.0.0.0:9470");
     assert_eq!(given("FERRULE_METRICS_KEY").unwrap()["value"], "/etc/ferrule-metrics/tls.key");
+    let volumes = list(&set["spec"]["template"]["spec"], "volumes");
+    let certificate = &volumes.iter().find(|it| it["name"] == "metrics-certificate").unwrap()["secret"];
+    let expected = json!({ "secretName": "metrics-tls", "optional": true });
+    assert_eq!(certificate, &expected, "a pod that waits for the Secret keeps its issuer from the network");
+    let mounts = list(container, "volumeMounts");
+    let mount = mounts.iter().find(|it| it["name"] == "metrics-certificate").unwrap();
+    assert_eq!(mount["subPath"], Value::Null, "kubelets do not update a mounted file");
     let roles = of_kind("ClusterRole", values);
     assert!(roles.iter().any(|it| it["metadata"]["name"] == "ferrule-metrics"), "{roles:?}");
     assert!(roles.iter().any(|it| it.to_string().contains("tokenreviews")), "{roles:?}");
