@@ -14,7 +14,7 @@
 {{/* What a container of the agent needs, whether it runs or removes the agent. */}}
 {{- define "ferrule.container" -}}
 image: {{ include "ferrule.image" . | toJson }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
+imagePullPolicy: {{ toJson .Values.image.pullPolicy }}
 env:
   - name: FERRULE_NODE_NAME
     valueFrom:

@@ -101,6 +101,15 @@ fn unknown_keys_wrong_types_and_texts_that_end_a_text_are_refused() {
         (json!({ "metrics": { "podMonitor": true } }), "/metrics/host"),
         (json!({ "metrics": { "runbookUrl": "wiki: x" } }), "/metrics/runbookUrl"),
         (json!({ "metrics": { "serverName": "agents.example" } }), "/metrics/certificateSecret"),
+        (
+            json!({ "metrics": { "serverName": "*.example", "certificateSecret": "tls" } }),
+            "/metrics/serverName",
+        ),
+        (json!({ "metrics": { "certificateSecret": "metrics..tls" } }), "/metrics/certificateSecret"),
+        // The operator's type of a PodMonitor wants the largest unit first.
+        (json!({ "metrics": { "interval": "30s1m" } }), "/metrics/interval"),
+        (json!({ "metrics": { "interval": "0s" } }), "/metrics/interval"),
+        (json!({ "metrics": { "interval": "" } }), "/metrics/interval"),
         (json!({ "agent": { "masquerade_ports": "1000-65535" } }), "/agent/masquerade_ports"),
     ] {
         let why = refused(values);
@@ -242,6 +251,30 @@ fn prometheus_gets_a_monitor_and_alerts_with_links_only_if_they_are_asked_for() 
     assert_eq!(monitor["spec"]["podMetricsEndpoints"][0]["tlsConfig"], tls);
     let default = rendered(json!({}));
     assert!(!default.contains("monitoring.coreos.com") && !default.contains("service-account-token"));
+}
+
+#[test]
+fn texts_that_yaml_takes_for_something_else_stay_texts() {
+    let metrics = json!({ "host": "0.0.0.0", "podMonitor": true, "rules": true, "interval": "1m30s",
+                          "certificateSecret": "123", "serverName": "null", "labels": { "on": "1e3" } });
+    let release = Release { namespace: "1000".to_owned(), values: json!({ "metrics": metrics }) };
+    let text = join(&render(&Workspace::find().unwrap(), &release).unwrap());
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    for object in &objects {
+        let namespace = &object["metadata"]["namespace"];
+        assert!(namespace.is_null() || *namespace == json!("1000"), "{object}");
+    }
+    let monitor = objects.iter().find(|it| it["kind"] == "PodMonitor").unwrap();
+    assert_eq!(monitor["metadata"]["labels"]["on"], "1e3");
+    let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
+    assert_eq!(endpoint["interval"], "1m30s");
+    let tls = json!({ "serverName": "null", "ca": { "secret": { "name": "123", "key": "ca.crt" } } });
+    assert_eq!(endpoint["tlsConfig"], tls);
+    let binding = objects.iter().find(|it| it["kind"] == "ClusterRoleBinding").unwrap();
+    assert_eq!(binding["subjects"][0]["namespace"], "1000");
+    let pod = &objects.iter().find(|it| it["kind"] == "DaemonSet").unwrap()["spec"]["template"]["spec"];
+    let certificate = list(pod, "volumes").iter().find(|it| it["name"] == "metrics-certificate").unwrap();
+    assert_eq!(certificate["secret"]["secretName"], "123");
 }
 
 #[test]
