@@ -29,7 +29,7 @@ pub use nodes::NodeMetrics;
 pub use pods::{PodCounters, PodLabels, PodMetrics};
 pub use policy::PolicyMetrics;
 pub use programs::{ProgramInfo, ProgramMetrics};
-pub use values::{Time, count, now};
+pub use values::{Time, count, now, seconds};
 
 use crate::ipam::{Family as AddressFamily, Usage};
 
@@ -522,7 +522,8 @@ impl WatchMetrics {
         registry.register("unsaved", "Changes that are not checkpointed yet", self.unsaved.clone());
         registry.register_with_unit(
             "current_timestamp",
-            "When the inventory was last known to be current: by an event, a bookmark or a list",
+            "When the inventory was last known to be current, by an event, a bookmark or a list; before, the time \
+             of the checkpoint or of the start",
             Unit::Seconds,
             self.current.clone(),
         );

@@ -17,5 +17,10 @@ pub fn count(number: usize) -> i64 {
 
 /// Now, in seconds since the Unix epoch.
 pub fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    seconds(SystemTime::now())
+}
+
+/// A time in seconds since the Unix epoch.
+pub fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

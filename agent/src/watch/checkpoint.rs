@@ -1,6 +1,6 @@
 //! The durable state of a watch, from which a restarted agent resumes.
 
-use std::{error::Error, io, sync::Arc};
+use std::{error::Error, io, sync::Arc, time::SystemTime};
 
 use serde_json::value::RawValue;
 
@@ -36,6 +36,8 @@ pub trait CheckpointStore: Send + Sync + 'static {
 pub struct Checkpoint {
     pub position: String,
     pub objects: Vec<Box<RawValue>>,
+    /// The time of the last update, as far as it is known.
+    pub written: Option<SystemTime>,
 }
 
 /// The changes since the previous checkpoint.

@@ -19,6 +19,7 @@ use std::{
     io::{self, BufReader, Read as _, Seek as _, Write as _},
     path::Path,
     sync::{Mutex, PoisonError},
+    time::SystemTime,
 };
 
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,8 @@ struct Contents {
     objects: BTreeMap<String, Box<RawValue>>,
     /// The end of the last frame with a position.
     length: u64,
+    /// When the file was changed last, if an earlier agent has written it.
+    written: Option<SystemTime>,
 }
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -109,9 +112,9 @@ impl CheckpointLogs {
     fn try_load(&self, watch: &str, identity: &str) -> Result<Option<Checkpoint>, Failure> {
         let Some((log, contents)) = self.reopen(watch)? else { return Ok(None) };
         self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(watch.to_owned(), log);
-        let Contents { position, objects, .. } = contents;
+        let Contents { position, objects, written, .. } = contents;
         let is_it = contents.identity == identity;
-        Ok(is_it.then(|| Checkpoint { position, objects: objects.into_values().collect() }))
+        Ok(is_it.then(|| Checkpoint { position, objects: objects.into_values().collect(), written }))
     }
 
     fn try_save(&self, watch: &str, identity: &str, update: &Update) -> Result<(), SaveError> {
@@ -193,8 +196,13 @@ impl CheckpointLogs {
             file => file?,
         };
         match read(&file) {
-            Ok(contents) if contents.length > 0 => {
-                file.set_len(contents.length)?;
+            Ok(mut contents) if contents.length > 0 => {
+                let metadata = file.metadata()?;
+                contents.written = metadata.modified().ok();
+                // Would set the file's time, also if nothing is cut off.
+                if metadata.len() > contents.length {
+                    file.set_len(contents.length)?;
+                }
                 let live =
                     contents.objects.iter().map(|(key, json)| key.len() + json.get().len()).sum::<usize>();
                 let limit = 2 * live as u64 + SLACK;

@@ -1,8 +1,10 @@
 //! The metrics of one watch. Each exists from the start, and is looked up once: events come by the thousand.
 
+use std::time::SystemTime;
+
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 
-use crate::metrics::{EventLabels, FailureLabels, SourceLabels, WatchMetrics, count, now};
+use crate::metrics::{EventLabels, FailureLabels, SourceLabels, WatchMetrics, count, now, seconds};
 
 pub(super) struct Counters {
     source: &'static str,
@@ -25,6 +27,8 @@ impl Counters {
     pub(super) fn new(source: &'static str, metrics: WatchMetrics) -> Self {
         let labels = SourceLabels { source };
         let event = |kind| metrics.events.get_or_create_owned(&EventLabels { source, kind });
+        // A watch that never becomes current grows old from its start.
+        metrics.current.get_or_create(&labels).set(now());
         Self {
             source,
             applied: event("applied"),
@@ -59,13 +63,27 @@ impl Counters {
 
     /// The inventory is as the server has it now.
     pub(super) fn set_current(&self) {
-        self.metrics.current.get_or_create(&SourceLabels { source: self.source }).set(now());
+        self.set_current_at(now());
+    }
+
+    /// The inventory is that of a checkpoint. One from the future was written before the clock was set back.
+    pub(super) fn set_restored(&self, written: SystemTime) {
+        self.set_current_at(seconds(written).min(now()));
+    }
+
+    /// The cluster does not have the resource: the inventory gets no older.
+    pub(super) fn absent(&self) {
+        self.metrics.current.remove(&SourceLabels { source: self.source });
     }
 
     /// The watch has ended: the inventory gets no older.
     pub(super) fn ended(&self) {
         self.set_objects(0);
-        self.metrics.current.remove(&SourceLabels { source: self.source });
+        self.absent();
+    }
+
+    fn set_current_at(&self, seconds: f64) {
+        self.metrics.current.get_or_create(&SourceLabels { source: self.source }).set(seconds);
     }
 
     pub(super) fn set_unsaved(&self, changes: usize) {

@@ -188,7 +188,8 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     /// Restores objects and position from the checkpoint of an earlier agent.
     async fn restore(&mut self, identity: String) {
         let watch = self.scope.name;
-        let Some(Checkpoint { position, objects }) = self.checkpoint.load(identity).await else { return };
+        let Some(checkpoint) = self.checkpoint.load(identity).await else { return };
+        let Checkpoint { position, objects, written } = checkpoint;
         let decoded = objects.iter().map(|json| serde_json::from_str::<T>(json.get()));
         let decoded: Result<Vec<_>, _> = decoded.collect();
         let Ok(objects) = decoded else {
@@ -204,6 +205,9 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
         }
         self.unconfirmed.hold(objects, Instant::now() + HOLD);
         self.counters.set_objects(self.inventory.len());
+        if let Some(written) = written {
+            self.counters.set_restored(written);
+        }
         self.inventory.resume(position);
     }
 
@@ -412,6 +416,7 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
             if !self.inventory.has_synced() {
                 // A resource that does not exist has no objects.
                 self.sink.apply(Change::Synced);
+                self.counters.absent();
             }
             self.failures.not_found(self.inventory.has_synced(), T::IS_OPTIONAL, now)
         } else {

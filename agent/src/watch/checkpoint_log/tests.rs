@@ -29,7 +29,7 @@ fn list(position: &str, objects: &[(&str, Option<&str>)]) -> Update {
 }
 
 fn loaded(logs: &CheckpointLogs, watch: &str, identity: &str) -> Option<(String, Vec<String>)> {
-    let Checkpoint { position, objects } = logs.load(watch, identity)?;
+    let Checkpoint { position, objects, .. } = logs.load(watch, identity)?;
     Some((position, objects.into_iter().map(|json| json.get().to_owned()).collect()))
 }
 
@@ -55,6 +55,22 @@ fn a_checkpoint_survives_a_restart_for_the_same_watch_and_identity_only() {
     logs.save("pods", "another cluster", &list("2", &[("n/z", Some("4"))])).unwrap();
     assert_eq!(loaded(&logs, "pods", "another cluster"), checkpoint("2", &["4"]));
     assert_eq!(loaded(&logs, "nodes", "cluster"), checkpoint("3", &["9"]));
+}
+
+#[test]
+fn a_checkpoint_has_the_time_of_its_last_update_however_often_agents_read_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let logs = CheckpointLogs::open(dir.path()).unwrap();
+    logs.save("pods", "cluster", &list("7", &[("n/a", Some("1"))])).unwrap();
+    let earlier = SystemTime::now() - std::time::Duration::from_secs(3600);
+    File::options().write(true).open(pods(&dir)).unwrap().set_modified(earlier).unwrap();
+    for _ in 0..2 {
+        let logs = CheckpointLogs::open(dir.path()).unwrap();
+        assert_eq!(logs.load("pods", "cluster").unwrap().written, Some(earlier));
+    }
+    logs.save("pods", "cluster", &update("8", &[("n/b", Some("2"))])).unwrap();
+    let written = CheckpointLogs::open(dir.path()).unwrap().load("pods", "cluster").unwrap().written;
+    assert!(written > Some(earlier), "{written:?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The behaviour of a watch against a scripted API server.
 
+mod age;
 mod checkpoints;
 mod doubt;
 mod repeated;
@@ -13,7 +14,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use serde::{Deserialize, Serialize};
@@ -94,6 +95,8 @@ struct Checkpoints {
     loses_once: Arc<AtomicBool>,
     /// Objects written, or removed, by all updates.
     written: Arc<AtomicUsize>,
+    /// The time of the checkpoint.
+    time: Option<SystemTime>,
 }
 
 /// Position, identity and objects.
@@ -114,7 +117,7 @@ impl CheckpointStore for Checkpoints {
         let (position, of, objects) =
             self.saved.lock().unwrap().clone().filter(|(_, of, _)| of == identity)?;
         assert!(of.ends_with(" /api/v1/pods fieldSelector=spec.nodeName=node"), "{of}");
-        Some(Checkpoint { position, objects: objects.into_values().collect() })
+        Some(Checkpoint { position, objects: objects.into_values().collect(), written: self.time })
     }
 
     fn has(&self, _: &str) -> bool {

@@ -29,7 +29,7 @@ struct Checkpoints(&'static [&'static str]);
 
 impl CheckpointStore for Checkpoints {
     fn load(&self, name: &str, _: &str) -> Option<Checkpoint> {
-        let checkpoint = || Checkpoint { position: "1".to_owned(), objects: Vec::new() };
+        let checkpoint = || Checkpoint { position: "1".to_owned(), objects: Vec::new(), written: None };
         self.0.contains(&name).then(checkpoint)
     }
 
