@@ -28,12 +28,24 @@ impl Collector for HealthMetrics {
         let help = "Whether an ADD could be served.";
         let ready = encoder.encode_descriptor("ready", help, None, MetricType::Gauge)?;
         ConstGauge::new(i64::from(health.is_ready())).encode(ready)?;
-        let help = "Whether a component is healthy, and which pods it affects otherwise.";
-        let mut metric = encoder.encode_descriptor("component_healthy", help, None, MetricType::Gauge)?;
-        for (component, it) in health.components() {
-            let labels = ComponentLabels { component, affects: it.affects.as_str() };
-            let is_healthy = i64::from(it.state == State::Healthy);
-            ConstGauge::new(is_healthy).encode(metric.encode_family(&labels)?)?;
+        let components = health.components();
+        for (name, help, state) in [
+            (
+                "component_healthy",
+                "Whether a component is healthy, and which pods it affects otherwise.",
+                State::Healthy,
+            ),
+            (
+                "component_starting",
+                "Whether a component has never been healthy or unhealthy.",
+                State::Starting,
+            ),
+        ] {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (component, it) in &components {
+                let labels = ComponentLabels { component, affects: it.affects.as_str() };
+                ConstGauge::new(i64::from(it.state == state)).encode(metric.encode_family(&labels)?)?;
+            }
         }
         Ok(())
     }
@@ -52,15 +64,22 @@ mod tests {
         metrics.health.read_from(move || vec![source.clone()]);
         let lines = || -> Vec<String> {
             let text = metrics.encode().unwrap();
-            let kept = text.lines().filter(|it| it.starts_with("ferrule_ready") || it.contains("healthy{"));
+            let kept =
+                text.lines().filter(|it| it.starts_with("ferrule_ready") || it.contains("{component="));
             kept.map(str::to_owned).collect()
         };
-        let component =
-            |value| format!("ferrule_component_healthy{{component=\"ranges\",affects=\"new-pods\"}} {value}");
-        assert_eq!(lines(), ["ferrule_ready 0".to_owned(), component(0)]);
+        let all = |ready: u8, healthy: u8, starting: u8| {
+            let labels = "{component=\"ranges\",affects=\"new-pods\"}";
+            [
+                format!("ferrule_ready {ready}"),
+                format!("ferrule_component_healthy{labels} {healthy}"),
+                format!("ferrule_component_starting{labels} {starting}"),
+            ]
+        };
+        assert_eq!(lines(), all(0, 0, 1));
         ranges.healthy("");
-        assert_eq!(lines(), ["ferrule_ready 1".to_owned(), component(1)]);
+        assert_eq!(lines(), all(1, 1, 0));
         ranges.unhealthy("gone");
-        assert_eq!(lines(), ["ferrule_ready 0".to_owned(), component(0)]);
+        assert_eq!(lines(), all(0, 0, 0));
     }
 }

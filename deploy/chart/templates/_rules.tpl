@@ -26,14 +26,14 @@ annotation `runbook` names a section of docs/runbooks.md. */}}
           summary: New pods on {{ $labels.instance }} get no network.
           runbook: docs/runbooks.md#ferrulenotready
       - alert: FerrulePodsCutOff
-        expr: ferrule_component_healthy{affects="all-pods"} == 0
+        expr: ferrule_component_healthy{affects="all-pods"} == 0 unless ferrule_component_starting == 1
         for: 2m
         labels: { severity: critical }
         annotations:
           summary: Pods on {{ $labels.instance }} may lack connectivity, by component {{ $labels.component }}.
           runbook: docs/runbooks.md#ferrulepodscutoff
       - alert: FerruleComponentUnhealthy
-        expr: ferrule_component_healthy{affects="nothing"} == 0
+        expr: ferrule_component_healthy{affects="nothing"} == 0 unless ferrule_component_starting == 1
         for: 15m
         labels: { severity: warning }
         annotations:
