@@ -18,6 +18,13 @@ annotation `runbook` names a section of docs/runbooks.md. */}}
         annotations:
           summary: Prometheus knows no agent, so that no other alert of Ferrule can fire.
           runbook: docs/runbooks.md#ferrulenoagents
+      - alert: FerruleAgentsMissing
+        expr: kube_daemonset_status_number_unavailable{daemonset="ferrule-agent"} > 0
+        for: 15m
+        labels: { severity: critical }
+        annotations:
+          summary: "{{ $value }} nodes lack an agent that is available; new pods there wait."
+          runbook: docs/runbooks.md#ferruleagentsmissing
       - alert: FerruleNotReady
         expr: ferrule_ready == 0
         for: 5m
