@@ -5,7 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::{process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
 use clap::Parser as _;
 use ferrule_agent::{
@@ -32,8 +32,6 @@ static EBPF_OBJECT: &[u8] = &[];
 const USAGE: u8 = 64;
 /// `EX_TEMPFAIL` in `sysexits.h`.
 const LEFT_WORK: u8 = 75;
-/// The wait for blocking calls that have outlived the drain; the next agent rolls back the others.
-const LAST_CALLS: Duration = Duration::from_secs(3);
 /// Room for a connection per accepted call, and the files that calls in flight have open.
 const OPEN_FILES: u64 = 8192;
 /// More than the eight that CNI calls use; the rest is for start-up and the reaper.
@@ -90,7 +88,7 @@ fn main() -> ExitCode {
         .build();
     let outcome = runtime.map_err(anyhow::Error::new).and_then(|runtime| {
         let outcome = runtime.block_on(app::run(config, EBPF_OBJECT, log));
-        runtime.shutdown_timeout(LAST_CALLS);
+        runtime.shutdown_timeout(app::LAST_CALLS);
         outcome
     });
     match outcome {

@@ -33,7 +33,7 @@ const MAX_STREAMS: u32 = 64;
 /// Bytes of a request's headers: names, a deadline and a trace context.
 const MAX_HEADERS: u32 = 16 * 1024;
 /// The deadline of calls in flight after a signal to stop.
-const DRAIN: Duration = Duration::from_secs(15);
+pub(super) const DRAIN: Duration = Duration::from_secs(15);
 /// The name by which `hubble status` asks for the health of the observer.
 const HUBBLE_HEALTH: &str = "hubble.server.Observer";
 const ENDED: &str = "the gRPC server ended unexpectedly: please report this defect";

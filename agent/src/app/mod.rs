@@ -89,8 +89,12 @@ pub enum Stopped {
 
 /// The deadline for the rollback of abandoned calls.
 const UNDO: Duration = Duration::from_secs(3);
-/// The deadline for stopping the watches, and for the last run of the reaper.
+/// The deadline for stopping the watches, for the last run of the reaper, and for stopping the keeper of the
+/// routes to other nodes.
 const LAST: Duration = Duration::from_secs(3);
+/// The wait, after [`run`], for blocking calls that have outlived the drain; the next agent rolls back the
+/// others.
+pub const LAST_CALLS: Duration = Duration::from_secs(3);
 
 /// Runs the agent until a signal stops it. Pods' packets keep flowing afterwards.
 ///
@@ -423,6 +427,29 @@ impl Needed {
             dataplane: health.component("dataplane", true, "loading"),
             registry: health.component("registry", true, "comparing with the kernel"),
             socket: health.component("socket", true, "not listening yet"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::trace::FLUSH;
+
+    #[test]
+    fn service_managers_kill_no_agent_that_keeps_its_deadlines() {
+        let longest = grpc::DRAIN + UNDO + 3 * LAST + FLUSH + LAST_CALLS;
+        assert_eq!(longest, Duration::from_secs(32), "state it in the files below, too");
+        for (file, setting) in [
+            ("deploy/chart/templates/agent.yaml", "terminationGracePeriodSeconds: "),
+            ("deploy/systemd/ferrule-agent.service", "TimeoutStopSec="),
+        ] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
+            let text = fs::read_to_string(path).unwrap();
+            let seconds = text.lines().find_map(|line| line.trim().strip_prefix(setting)).unwrap();
+            assert!(Duration::from_secs(seconds.parse().unwrap()) > longest, "{file}: {seconds}");
         }
     }
 }

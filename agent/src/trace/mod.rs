@@ -38,7 +38,7 @@ struct Inner {
 /// Calls in the queue: some seconds of a node that starts all its pods at once.
 const QUEUE: usize = 512;
 /// The deadline of the last export, when the agent stops.
-const FLUSH: Duration = Duration::from_secs(2);
+pub(crate) const FLUSH: Duration = Duration::from_secs(2);
 
 // === impl Tracer ===
 

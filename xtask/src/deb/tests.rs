@@ -92,7 +92,7 @@ fn the_systemd_unit_keeps_the_registry_and_what_the_agent_needs() {
         ("RuntimeDirectoryMode", "0700"),
         ("RuntimeDirectoryPreserve", "yes"),
         ("LimitMEMLOCK", "infinity"),
-        ("TimeoutStopSec", "30"),
+        ("TimeoutStopSec", "40"),
         ("RestrictAddressFamilies", "AF_UNIX AF_INET AF_INET6 AF_NETLINK"),
     ] {
         assert_eq!(values(&unit, key), [expected], "{key}");
