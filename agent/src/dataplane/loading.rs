@@ -46,7 +46,10 @@ pub(super) struct Ready {
 /// The kernel does not take the object.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    #[error("cannot load the eBPF object; the kernel needs BTF (CONFIG_DEBUG_INFO_BTF) for its maps")]
+    #[error(
+        "cannot load the eBPF object; the kernel needs BTF (CONFIG_DEBUG_INFO_BTF) for its maps, and the agent's \
+         limit of memory must have room for them (docs/install.md, \"Memory\")"
+    )]
     Object(#[from] EbpfError),
     /// The verifier rejects the program, or the object lacks it.
     #[error("cannot load the eBPF program {name}")]

@@ -21,7 +21,7 @@ annotation `runbook` names a section of docs/runbooks.md. */}}
       - alert: FerruleAgentsMissing
         expr: kube_daemonset_status_number_unavailable{daemonset="ferrule-agent"} > 0
         for: 15m
-        labels: { severity: critical }
+        labels: { severity: warning }
         annotations:
           summary: "{{ $value }} nodes lack an agent that is available; new pods there wait."
           runbook: docs/runbooks.md#ferruleagentsmissing
