@@ -152,6 +152,7 @@ impl Engine {
         let planned = self.plan(request, decision, &netns)?;
         self.check_ports(request, &planned, &before, phases)?;
         let replaced = self.check_replacement(&before, &planned, &netns, phases)?;
+        Self::forward(&planned)?;
         let mut changes = Changes { plugged: Vec::with_capacity(planned.len()), replaced };
         let plugged = self.detach_all(&before, phases).and_then(|()| {
             for new in planned {

@@ -67,9 +67,6 @@ impl Engine {
             )]);
         };
         let own = host::addresses()?;
-        // Decided addresses may be of a family for which the node does not forward yet.
-        let addresses = decided.interfaces.iter().flat_map(|interface| interface.addresses.iter().copied());
-        host::forward(&addresses.collect::<Vec<_>>()).map_err(PlugError::from)?;
         let explicit = !self.decider.vif_cidrs.is_empty();
         let pod_cidrs = self.registry.ranges().borrow().nets().to_vec();
         let rules = Rules {
@@ -92,6 +89,19 @@ impl Engine {
             planned.push(new(key, with, Allocation::Fixed(vif), wishes));
         }
         Ok(planned)
+    }
+
+    /// Has the node forward the families of decided addresses: the agent's ranges may have no such family.
+    /// Only for admitted addresses, because the settings of the node outlive the ADD.
+    pub(super) fn forward(planned: &[NewAttachment]) -> Result<(), AttachError> {
+        let decided = |new: &NewAttachment| match &new.allocation {
+            Allocation::Fixed(vif) => Some(vif.addresses),
+            Allocation::FromIpam { .. } => None,
+        };
+        let decided: Vec<_> = planned.iter().filter_map(decided).collect();
+        let has = |is_there: fn(&Addresses) -> bool| decided.iter().any(is_there);
+        let families = (has(|it| it.v4.is_some()), has(|it| it.v6.is_some()));
+        Ok(host::forward_families(families).map_err(PlugError::from)?)
     }
 
     /// Reserves and plugs one interface, or leaves nothing of it. An IPAM address to which the node already

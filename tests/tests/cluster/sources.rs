@@ -1,6 +1,7 @@
 //! VIF sources: who decides a pod's VIF, and how long ADD waits for the decision.
 
 use std::{
+    fs,
     process::Command,
     time::{Duration, Instant},
 };
@@ -8,8 +9,9 @@ use std::{
 use anyhow::ensure;
 use ferrule_tests::{
     apiserver::{Resource, objects},
-    cluster::with_cluster,
+    cluster::{with_cluster, with_cluster_of},
     dist,
+    node::POD_V4,
     pod::{NAMESPACE, VIF},
     runtime::Runtime,
     sys,
@@ -170,6 +172,36 @@ fn addresses_outside_the_pod_ranges_are_refused_and_rolled_back() {
         node.wait_for_kernel_state(&before)
     })
     .unwrap();
+}
+
+#[test]
+fn a_refused_address_changes_no_setting_of_the_node_and_an_admitted_one_does() {
+    let settings = || {
+        let names = ["ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv6/conf/uplink/accept_ra"];
+        let values = names.map(|it| fs::read_to_string(format!("/proc/sys/net/{it}")));
+        let values = values.into_iter().collect::<Result<Vec<_>, _>>()?;
+        anyhow::Ok(values.iter().map(|it| it.trim().to_owned()).collect::<Vec<_>>())
+    };
+    let vif = r#"{"interfaces":[{"addresses":["10.244.0.9","fd00:9::9"]}]}"#;
+    for (ranges, is_admitted) in [(&["10.244.0.0/24"][..], false), (&["10.244.0.0/24", "fd00:9::/64"], true)]
+    {
+        let ranges = ranges.iter().flat_map(|it| ["--vif-cidr", *it]).collect::<Vec<_>>();
+        with_cluster_of(&[POD_V4], &ranges, |node, cluster| {
+            ensure!(settings()? == ["1", "0", "1"], "{:?}", settings()?);
+            let pod = cluster.pod(node, "a", &[(VIF, vif)])?;
+            let outcome = node.runtime()?.call("ADD", &pod)?;
+            if is_admitted {
+                outcome.into_result()?;
+                ensure!(settings()? == ["1", "1", "2"], "{:?}", settings()?);
+            } else {
+                let refused = outcome.into_error()?;
+                ensure!(refused.code == 104 && refused.msg.contains("fd00:9::9"), "{refused}");
+                ensure!(settings()? == ["1", "0", "1"], "{:?}", settings()?);
+            }
+            node.runtime()?.del(&pod)
+        })
+        .unwrap();
+    }
 }
 
 #[test]
