@@ -18,6 +18,8 @@ use std::time::Duration;
 const RATE: u64 = 20_000_000;
 /// What containerd passes, because no pod can name a burst.
 const NO_BURST: u64 = 4_294_967_295;
+/// What CRI-O passes instead, now and earlier.
+const NO_BURST_OF_CRIO: [u64; 2] = [34_359_738_359, 34_359_738_360];
 /// Two and a half seconds at the limit, so that the burst does not matter.
 const BYTES: u64 = RATE / 8 * 5 / 2;
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -119,6 +121,31 @@ fn what_a_pod_sends_is_limited_to_pods_of_its_node_and_to_the_node() {
             let own = of_family(&pod, is_ipv4)?;
             ensure_free("from a pod", rate(peer.path(), pod.path(), own, BYTES)?)?;
         }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn bursts_that_runtimes_pass_for_none_limit_as_none_does() {
+    with_agent(|node| {
+        let mut limits = Vec::new();
+        for (number, burst) in [0, NO_BURST].into_iter().chain(NO_BURST_OF_CRIO).enumerate() {
+            let both = json!({
+                "ingressRate": RATE, "ingressBurst": burst, "egressRate": RATE, "egressBurst": burst
+            });
+            let (pod, _) = attach(node, &format!("p{number}"), both)?;
+            let host = sys::run(&format!("tc qdisc show dev {} root", node.host_ifname(&pod)?))?;
+            let own = pod.run("tc qdisc show dev eth0 root")?;
+            let limit = |shown: &str| shown.split_once(" rate ").map(|(_, it)| it.trim().to_owned());
+            limits.push((limit(&host).context(host)?, limit(&own).context(own)?));
+            if limits.len() == 4 {
+                ensure_limited("from the node", {
+                    rate(Path::new("/proc/thread-self/ns/net"), pod.path(), of_family(&pod, true)?, BYTES)?
+                })?;
+            }
+        }
+        ensure!(limits.iter().all(|it| it.0 == limits[0].0 && it.1 == limits[0].0), "{limits:#?}");
         Ok(())
     })
     .unwrap();

@@ -25,14 +25,11 @@ const BURST: u16 = 6;
 const ETHERNET: u8 = 1;
 /// Bytes of `struct tc_tbf_qopt`, and the offset of the first rate's number.
 const RATE_OFFSET: usize = 8;
-/// How long a packet may wait, in fractions of a second: as the reference plugin `bandwidth`, 25 ms.
-const LATENCY: u64 = 40;
 
 /// The request that limits what leaves by an interface.
 pub(super) fn limit(ifindex: u32, rate: Rate) -> Request {
-    let (rate, burst) = (rate.bytes(), rate.burst_bytes());
+    let (rate, burst, queue) = (rate.bytes(), rate.burst_bytes(), rate.queue_bytes());
     let small = u32::try_from(rate).unwrap_or(u32::MAX);
-    let queue = u32::try_from(rate / LATENCY + u64::from(burst)).unwrap_or(u32::MAX);
     // `struct tc_ratespec` twice, then limit, buffer and mtu of `struct tc_tbf_qopt`.
     let mut parameters = vec![0, ETHERNET, 0, 0, 0, 0, 0, 0];
     parameters.extend(small.to_ne_bytes());

@@ -114,12 +114,18 @@ impl Wishes {
 // === impl Rate ===
 
 impl Rate {
-    /// The burst that runtimes pass for a pod, which cannot name one: no bucket at all, but half a gigabyte.
+    /// From here on, a burst is what a runtime passes for a pod, which cannot name one, and no bucket at all:
+    /// half a gigabyte with containerd (2^32-1 bits), four with CRI-O (eight times as much, or one bit less).
     const UNSET: u64 = u32::MAX as u64;
     /// Bytes: the largest packet before segmentation, and the size below which some senders stall.
     const LEAST_BURST: u64 = 64 * 1024;
     /// The agent's choice, in fractions of a second: 50 ms.
     const BURST_TIME: u64 = 20;
+    /// How long a packet may wait beyond a burst, in fractions of a second: as the reference plugin
+    /// `bandwidth`, 25 ms.
+    const LATENCY: u64 = 40;
+    /// Bytes: the queue is memory of the node, and this one is full after 50 ms at 10 Gbit/s.
+    const MOST_QUEUED: u64 = 64 * 1024 * 1024;
 
     /// Per second, at least one.
     pub fn bytes(self) -> u64 {
@@ -128,10 +134,22 @@ impl Rate {
 
     pub fn burst_bytes(self) -> u32 {
         let bytes = match self.burst_bits {
-            0 | Self::UNSET => (self.bytes() / Self::BURST_TIME).max(Self::LEAST_BURST),
+            0 | Self::UNSET.. => self.own_burst(),
             bits => (bits / 8).max(Self::LEAST_BURST),
         };
         u32::try_from(bytes).unwrap_or(u32::MAX)
+    }
+
+    /// What may wait: bytes. A burst larger than the agent's choice passes at once, and is no reason for a
+    /// longer queue.
+    pub fn queue_bytes(self) -> u32 {
+        let burst = u64::from(self.burst_bytes()).min(self.own_burst());
+        let bytes = (self.bytes() / Self::LATENCY).saturating_add(burst).min(Self::MOST_QUEUED);
+        u32::try_from(bytes).unwrap_or(u32::MAX)
+    }
+
+    fn own_burst(self) -> u64 {
+        (self.bytes() / Self::BURST_TIME).max(Self::LEAST_BURST)
     }
 }
 
@@ -236,7 +254,11 @@ mod tests {
     #[test]
     fn a_burst_that_no_user_has_chosen_is_50_ms_and_any_holds_a_large_packet() {
         let burst = |bits, burst_bits| Rate { bits, burst_bits }.burst_bytes();
-        assert_eq!((burst(1_000_000_000, 0), burst(1_000_000_000, 4_294_967_295)), (6_250_000, 6_250_000));
+        // None, and what containerd and two versions of CRI-O pass for none.
+        for unset in [0, 4_294_967_295, 34_359_738_359, 34_359_738_360, u64::MAX] {
+            assert_eq!(burst(1_000_000_000, unset), 6_250_000, "{unset}");
+        }
+        assert_eq!(burst(1_000_000_000, 4_294_967_294), 536_870_911, "a user's");
         assert_eq!((burst(1_000_000, 0), burst(1_000_000, 8)), (65_536, 65_536));
         assert_eq!(burst(1_000_000, 8_000_000), 1_000_000);
         assert_eq!(
@@ -244,6 +266,16 @@ mod tests {
             (1, 1)
         );
         assert_eq!(burst(u64::MAX, u64::MAX), u32::MAX);
+    }
+
+    #[test]
+    fn the_queue_has_25_ms_and_a_burst_and_never_more_than_64_mib() {
+        let queue = |bits, burst_bits| Rate { bits, burst_bits }.queue_bytes();
+        assert_eq!(queue(1_000_000_000, 0), 3_125_000 + 6_250_000);
+        assert_eq!(queue(1_000_000_000, 800_000), 3_125_000 + 100_000, "a user's burst");
+        assert_eq!(queue(8_000_000, 4_294_967_294), 25_000 + 65_536, "not for minutes");
+        assert_eq!((queue(1, 0), queue(1, u64::MAX)), (65_536, 65_536));
+        assert_eq!((queue(u64::MAX, 0), queue(10_000_000_000, u64::MAX)), (67_108_864, 67_108_864));
     }
 
     #[test]
