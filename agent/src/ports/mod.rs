@@ -83,7 +83,8 @@ impl HostPorts {
 
     /// Takes over the ports of attachments, at start: the table has these afterwards. A port of two
     /// attachments stays with the first. The ports that lead to `left` interfaces, which have no record, stay
-    /// with them. Blocks.
+    /// with them. Conntrack forgets the flows of ports that go: those of pods that were deleted without an
+    /// agent. Blocks.
     ///
     /// # Errors
     /// If the kernel refuses; the earlier table stays, and healing retries.
@@ -101,18 +102,18 @@ impl HostPorts {
                 }
             }
         }
-        if !left.is_empty() {
-            taken.keep(left, &read());
-        }
-        if taken.0.is_empty() {
-            return host_ports_table::delete().map(drop);
-        }
+        let found = read();
+        taken.keep(left, &found);
         let all = taken.mappings();
-        if matches!(host_ports_table::difference(&all), Ok(None)) {
-            Ok(())
-        } else {
-            host_ports_table::write(&all)
+        if all.is_empty() {
+            host_ports_table::delete()?;
+        } else if !matches!(host_ports_table::difference(&all), Ok(None)) {
+            host_ports_table::write(&all)?;
         }
+        drop(taken);
+        let gone: Vec<_> = found.into_iter().filter(|it| !all.contains(it)).collect();
+        report(None, conntrack::forget_after(&gone));
+        Ok(())
     }
 
     /// Which of the ports is taken, and by whom, before the pod's addresses are known: for a pod with an
@@ -163,7 +164,7 @@ impl HostPorts {
             tracing::warn!(key = %attachment.key, error, "cannot read the node's addresses; earlier flows go on");
             Vec::new()
         });
-        report(&attachment.key, conntrack::forget_before(&mappings, &own));
+        report(Some(&attachment.key), conntrack::forget_before(&mappings, &own));
         Ok(())
     }
 
@@ -205,7 +206,7 @@ impl HostPorts {
             host_ports_table::remove(&removed).or_else(|_| host_ports_table::write(&taken.mappings()))?;
         }
         drop(taken);
-        report(key, conntrack::forget_after(&removed));
+        report(Some(key), conntrack::forget_after(&removed));
         Ok(())
     }
 
@@ -298,13 +299,14 @@ fn read() -> Vec<Mapping> {
 }
 
 /// A client that goes on sends to where the port has led before: no reason to refuse a pod.
-fn report(key: &Key, forgotten: std::io::Result<usize>) {
+fn report(key: Option<&Key>, forgotten: std::io::Result<usize>) {
+    let key = key.map(tracing::field::display);
     match forgotten {
         Ok(0) => {}
-        Ok(flows) => tracing::info!(%key, flows, "conntrack has forgotten flows of the pod's ports"),
+        Ok(flows) => tracing::info!(key, flows, "conntrack has forgotten flows of pods' ports"),
         Err(error) => {
             let error = chain(&error);
-            tracing::warn!(%key, error, "conntrack cannot forget flows of the pod's ports; they go on as before");
+            tracing::warn!(key, error, "conntrack cannot forget flows of pods' ports; they go on as before");
         }
     }
 }

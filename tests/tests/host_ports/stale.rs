@@ -10,7 +10,7 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use super::{OUTSIDE, PORT, TIMEOUT, at, attach, mapping, server, with_outside};
+use super::{OUTSIDE, POD_PORT, PORT, TIMEOUT, at, attach, mapping, server, with_outside};
 
 /// Whether a datagram of the client gets to the pod, which answers.
 fn arrives(client: &UdpSocket, pod: &Pod, to: &str) -> anyhow::Result<()> {
@@ -73,4 +73,39 @@ fn flows_of_other_ports_and_pods_are_not_forgotten() {
         Ok(())
     })
     .unwrap();
+}
+
+/// The pod's DEL comes while no agent runs, or never, because the runtime has lost the pod.
+#[test]
+fn flows_of_a_pod_that_went_while_no_agent_ran_are_forgotten_at_the_start() {
+    for has_del in [true, false] {
+        with_outside(|node| {
+            let flows = |port: u16| sys::run(&format!("conntrack -L -p udp --orig-port-dst {port}"));
+            let other = json!([{ "hostPort": 9090, "containerPort": POD_PORT, "protocol": "udp" }]);
+            let (_other, _) = attach(node, "other", other)?;
+            let (pod, mut of_pod) = attach(node, "pod", json!([mapping("udp", "")]))?;
+            let client = UdpSocket::bind("0.0.0.0:0")?;
+            client.send_to(b"x", (NODE_V4, 9090))?;
+            for (to, any) in [(NODE_V4, "0.0.0.0:0"), (NODE_V6, "[::]:0")] {
+                let client = sys::in_netns(std::path::Path::new(OUTSIDE), || Ok(UdpSocket::bind(any)?))?;
+                arrives(&client, &pod, to)?;
+            }
+            node.kill_agent()?;
+            if has_del {
+                of_pod.del(&pod)?;
+            }
+            pod.remove()?;
+            ensure!(flows(PORT)?.lines().count() == 2, "{}", flows(PORT)?);
+            node.start_again()?;
+            sys::wait_until("the flows are forgotten", TIMEOUT, || Ok(flows(PORT)?.trim().is_empty()))
+                .with_context(|| format!("with a DEL: {has_del}"))?;
+            ensure!(
+                flows(9090)?.lines().count() == 1,
+                "a flow of another pod is forgotten: {}",
+                flows(9090)?
+            );
+            Ok(())
+        })
+        .unwrap();
+    }
 }
