@@ -7,12 +7,13 @@ mod link_gone;
 mod netns_gone;
 mod pod_gone;
 mod proof;
+mod superseded;
 
 use std::{fmt, time::Duration};
 
 pub(super) use self::pod_gone::Witness;
 pub use self::proof::Proof;
-use self::{link_gone::link_gone, netns_gone::netns_gone};
+use self::{link_gone::link_gone, netns_gone::netns_gone, superseded::superseded};
 use crate::registry::{Attachment, Key, Registry, State};
 
 /// The evidence about the attachments of one container.
@@ -27,6 +28,8 @@ pub struct Evidence {
     pub link_gone: Proof,
     /// The API server no longer has the pod. `None` if the API server cannot know the pod.
     pub pod_gone: Option<Proof>,
+    /// The pod has a newer attachment, of another sandbox. `None` if there is none.
+    pub superseded: Option<Proof>,
     /// No call runs on the key.
     pub not_in_work: Proof,
 }
@@ -57,6 +60,7 @@ impl Evidence {
             },
             link_gone,
             pod_gone: witness.pod_gone(&requested.pod, age(group, now)),
+            superseded: superseded(registry, group),
             not_in_work: if registry.is_locked(key) {
                 Proof::no("a call runs on it, or waits to")
             } else {
@@ -71,6 +75,7 @@ impl Evidence {
             ("netns-gone", Some(&self.netns_gone)),
             ("link-gone", Some(&self.link_gone)),
             ("pod-gone", self.pod_gone.as_ref()),
+            ("superseded", self.superseded.as_ref()),
             ("not-in-work", Some(&self.not_in_work)),
         ]
         .into_iter()

@@ -36,12 +36,14 @@ pub(super) struct Plan {
 impl Verdict {
     /// A missing path alone does not prove an orphan: an agent without the mounts of its node finds no path
     /// at all. The second proof comes from the API server, or, for a pod that an API server cannot know, from
-    /// the host link, which goes with its namespace.
+    /// the host link, which goes with its namespace. A living pod does not need a sandbox that has neither,
+    /// if it has a newer one.
     pub(super) fn of(evidence: &Evidence) -> Self {
         match evidence {
             it if !it.is_committed => Self::Uncommitted,
             it if !it.not_in_work.holds => Self::InWork,
             it if !it.netns_gone.holds => Self::NamespaceLives,
+            Evidence { link_gone, superseded: Some(it), .. } if link_gone.holds && it.holds => Self::Orphaned,
             Evidence { pod_gone: Some(pod), .. } if !pod.holds => Self::PodNotGone,
             Evidence { pod_gone: None, link_gone, .. } if !link_gone.holds => Self::LinkLives,
             _ => Self::Orphaned,
@@ -105,6 +107,7 @@ mod tests {
             netns_gone: proof(netns_gone),
             link_gone: proof(link_gone),
             pod_gone: pod_gone.map(proof),
+            superseded: None,
             not_in_work: proof(true),
         }
     }
@@ -131,6 +134,27 @@ mod tests {
             let evidence = evidence(netns_gone, link_gone, pod_gone);
             assert_eq!(Verdict::of(&evidence), expected, "{evidence}");
         }
+    }
+
+    #[test]
+    fn older_sandbox_of_a_living_pod_is_an_orphan_without_namespace_and_link() {
+        use Verdict::{LinkLives, NamespaceLives, Orphaned, PodNotGone};
+        for (netns_gone, link_gone, pod_gone, expected) in [
+            (true, true, Some(false), Orphaned),
+            (true, false, Some(false), PodNotGone),
+            (false, true, Some(false), NamespaceLives),
+            (false, false, Some(false), NamespaceLives),
+            (true, true, None, Orphaned),
+            (true, false, None, LinkLives),
+        ] {
+            let superseded =
+                Evidence { superseded: Some(proof(true)), ..evidence(netns_gone, link_gone, pod_gone) };
+            assert_eq!(Verdict::of(&superseded), expected, "{superseded}");
+        }
+        let not_sure = Evidence { superseded: Some(proof(false)), ..evidence(true, true, Some(false)) };
+        assert_eq!(Verdict::of(&not_sure), PodNotGone);
+        let in_work = Evidence { superseded: Some(proof(true)), not_in_work: proof(false), ..not_sure };
+        assert_eq!(Verdict::of(&in_work), Verdict::InWork);
     }
 
     #[test]

@@ -102,6 +102,25 @@ fn address_of_a_sandbox_without_del_is_freed_once_its_interface_is_gone() {
     .unwrap();
 }
 
+/// The pod keeps its UID while it lives, so that its deletion proves nothing before.
+#[test]
+fn ipam_address_of_a_sandbox_that_the_runtime_has_lost_is_freed_while_its_pod_lives() {
+    with_cluster(&["--reconcile-period", "1"], |node, cluster| {
+        let runtime = node.runtime()?;
+        let old = cluster.attach(node, "web-0")?;
+        let new = old.new_sandbox(900)?;
+        runtime.add(&new)?;
+        ensure!(node.attachments()?.len() == 2);
+        old.clone().remove()?;
+        sys::wait_until("the lost sandbox is removed", Duration::from_secs(30), || {
+            Ok(node.attachments()?.len() == 1)
+        })?;
+        runtime.check(&new)?;
+        runtime.del(&old).and_then(|()| runtime.check(&new))
+    })
+    .unwrap();
+}
+
 #[test]
 fn annotation_in_the_call_needs_no_api_server() {
     with_cluster(&["--vif-source", "annotation"], |node, _| {

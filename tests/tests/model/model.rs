@@ -80,7 +80,7 @@ pub struct Attached {
     pub host_link: Option<(u32, u64)>,
     /// Time of a DEL without an agent: the interface is deleted, the rest follows when the agent starts.
     pub deferred_del_at: Option<Instant>,
-    /// Since when the attachment is an orphan: its namespace and pod are gone.
+    /// Since when the attachment is an orphan: its namespace is gone, and its pod is, or has a newer sandbox.
     pub orphan_since: Option<Instant>,
 }
 
@@ -213,9 +213,24 @@ impl Model {
         attached.damage.is_empty() && !self.has_ended(id, attached)
     }
 
-    /// Whether garbage collection may remove an attachment: its namespace is gone, and its pod may be.
+    /// Whether garbage collection may remove an attachment: its namespace is gone, and its pod may be, or may
+    /// have a newer sandbox.
     pub fn may_be_orphan(&self, id: Id, attached: &Attached) -> bool {
-        self.has_ended(id, attached) && !self.pod_is_there(id, attached)
+        let may_be_newer =
+            |it: &Attached| it.created_at() >= attached.created_at() && !it.uids.is_disjoint(&attached.uids);
+        let has_newer = || self.attached.iter().any(|(other, it)| *other != id && may_be_newer(it));
+        self.has_ended(id, attached) && (!self.pod_is_there(id, attached) || has_newer())
+    }
+
+    /// Whether a newer sandbox certainly has the attachment's pod.
+    fn is_replaced(&self, attached: &Attached) -> bool {
+        let is_newer = |it: &Attached| {
+            it.created_at() > attached.created_at()
+                && attached.created_at().is_some()
+                && it.uids.len() == 1
+                && it.uids == attached.uids
+        };
+        self.attached.values().any(is_newer)
     }
 
     /// Whether a pod that the attachment may belong to exists in the API.
@@ -230,7 +245,9 @@ impl Model {
             .attached
             .iter()
             .filter(|(id, it)| self.agent_runs && self.has_ended(**id, it))
-            .filter(|(_, it)| it.uids.iter().all(|uid| self.api.gone.get(uid) == Some(&true)))
+            .filter(|(_, it)| {
+                it.uids.iter().all(|uid| self.api.gone.get(uid) == Some(&true)) || self.is_replaced(it)
+            })
             .map(|(id, _)| *id)
             .collect();
         for (id, attached) in &mut self.attached {
@@ -332,6 +349,10 @@ impl Attached {
             deferred_del_at: None,
             orphan_since: None,
         })
+    }
+
+    fn created_at(&self) -> Option<u64> {
+        self.host_link.map(|(_, created)| created)
     }
 }
 

@@ -266,3 +266,28 @@ async fn a_pod_that_the_watch_never_delivered_is_not_gone_right_after_its_attach
     let pod_gone = evidence.pod_gone.unwrap();
     assert!(!pod_gone.holds && pod_gone.observed.contains("the watch may lag"), "{}", pod_gone.observed);
 }
+
+/// Its IPAM address would be lost for as long as the pod lives.
+#[tokio::test(start_paused = true)]
+async fn sandbox_that_the_runtime_has_lost_is_removed_once_its_pod_has_another() {
+    let node = node().await;
+    node.pods.apply_pod(Change::applied(serde_json::from_str(POD).unwrap()));
+    node.examine_twice().await;
+    assert!(node.asked().is_empty(), "the pod lives");
+    let old = node.registry.get(&key("eth0")).unwrap();
+    let new = NewAttachment {
+        key: Key::try_from("net/4567/eth0".to_owned()).unwrap(),
+        with: None,
+        pod: old.pod.clone(),
+        netns: "/proc/self/ns/net".into(),
+        netns_id: NetnsId { dev: 4, ino: 8 },
+        allocation: Allocation::Fixed(testing::attachment("eth0", None, 3).vif),
+        wishes: Wishes::default(),
+    };
+    let reserved = node.registry.reserve(new).unwrap();
+    node.examine_twice().await;
+    assert!(node.asked().is_empty(), "its ADD may fail");
+    node.registry.advance(reserved, State::Attached).unwrap();
+    node.examine_twice().await;
+    assert_eq!((node.asked(), node.metrics.removed.get()), (vec![true], 1));
+}
