@@ -85,31 +85,13 @@ pub(super) const PREFIX: &str = "fr";
 /// # Errors
 /// If a step fails; the pair is then deleted again.
 pub fn create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<NewLink<'a>, PlugError> {
-    let mut new = create_pair(plan)?;
-    let ifindex = new.ifindex;
-
-    let mut requests = vec![set_link("stamp the host interface", stamped(ifindex, &plan))];
-    requests.extend(filter::attach(ifindex, filters));
-    requests.extend(plan.wishes.ingress.map(|rate| shaping::limit(ifindex, rate)));
-    new.host.batch(requests)?;
-    if plan.vif.addresses.v6.is_some() {
-        sysctl::set(&format!("ipv6/conf/{}/accept_ra", new.ifname), "0")?;
-    } else if has_ipv6(plan.vif.mtu) {
-        sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", new.ifname), "1")?;
-    }
-
-    let mut pod = plan.netns.run(Socket::open)??;
-    if plan.vif.addresses.v6.is_some() && disables_ipv6(&mut pod, new.peer)? {
-        plan.netns.run(|| sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", plan.ifname), "0"))??;
-    }
-    match pod.batch(pod_requests(new.peer, plan)) {
-        // Only a default route can conflict: everything else is on an interface that did not exist before.
-        Err(error) if error.is(Errno::EEXIST) => Err(PlugError::DefaultRouteExists),
-        Err(error) => Err(error.into()),
-        Ok(_) => {
-            new.pod = Some(pod);
-            Ok(new)
+    match try_create(plan, filters) {
+        // Perhaps that of a retired predecessor of another name, which keeps its routes until it is deleted.
+        Err(PlugError::DefaultRouteExists) => {
+            reaper::reap_now()?;
+            try_create(plan, filters)
         }
+        result => result,
     }
 }
 
@@ -223,6 +205,35 @@ impl Drop for NewLink<'_> {
                 // If this fails too, the next start finds the pair by its stamp or group.
                 let _ = self.host.batch(vec![retire]);
             }
+        }
+    }
+}
+
+fn try_create<'a>(plan: Plan<'a>, filters: Filters<'_>) -> Result<NewLink<'a>, PlugError> {
+    let mut new = create_pair(plan)?;
+    let ifindex = new.ifindex;
+
+    let mut requests = vec![set_link("stamp the host interface", stamped(ifindex, &plan))];
+    requests.extend(filter::attach(ifindex, filters));
+    requests.extend(plan.wishes.ingress.map(|rate| shaping::limit(ifindex, rate)));
+    new.host.batch(requests)?;
+    if plan.vif.addresses.v6.is_some() {
+        sysctl::set(&format!("ipv6/conf/{}/accept_ra", new.ifname), "0")?;
+    } else if has_ipv6(plan.vif.mtu) {
+        sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", new.ifname), "1")?;
+    }
+
+    let mut pod = plan.netns.run(Socket::open)??;
+    if plan.vif.addresses.v6.is_some() && disables_ipv6(&mut pod, new.peer)? {
+        plan.netns.run(|| sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", plan.ifname), "0"))??;
+    }
+    match pod.batch(pod_requests(new.peer, plan)) {
+        // Only a default route can conflict: everything else is on an interface that did not exist before.
+        Err(error) if error.is(Errno::EEXIST) => Err(PlugError::DefaultRouteExists),
+        Err(error) => Err(error.into()),
+        Ok(_) => {
+            new.pod = Some(pod);
+            Ok(new)
         }
     }
 }

@@ -138,6 +138,27 @@ fn add_immediately_after_del_in_the_same_namespace_succeeds() {
     .unwrap();
 }
 
+/// The retired interface has its default routes until it is deleted.
+#[test]
+fn add_under_another_name_immediately_after_del_in_the_same_namespace_succeeds() {
+    with_agent(|node| {
+        let runtime = node.runtime()?;
+        let mut pod = node.attach("a")?;
+        let mut before = runtime.clone();
+        for number in 0..6 {
+            before.del(&pod)?;
+            pod.container_id = format!("again{number}");
+            let mut now = runtime.clone();
+            now.ifname = format!("eth{}", (number + 1) % 2);
+            pod.attached(&now.add(&pod)?)?;
+            now.check(&pod)?;
+            before = now;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn check_reports_each_deviation() {
     with_agent_without_healing(|node| {
