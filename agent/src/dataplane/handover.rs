@@ -26,7 +26,7 @@ use super::{
     capacity::Capacities,
     layout::{self, LayoutError, Layouts},
     maps::{self, MapFailure, MapSpec, Maps, PINNED, PolicyMaps, Subjects, old_subjects, policy_flows},
-    pins::{self, PinDirectoryError},
+    pins::{self, PinDirectoryError, SET_ASIDE},
 };
 use crate::{
     chain::chain,
@@ -73,8 +73,6 @@ enum CopyError {
 
 /// The version whose agents were the first to judge pods by policies.
 const FIRST_WITH_POLICIES: u32 = 5;
-/// Separates version and number in the name of a directory that was set aside. bpffs allows no dots.
-const SET_ASIDE: &str = "-old-";
 
 // === impl Predecessors ===
 
@@ -258,11 +256,7 @@ fn beside(pins: &Path) -> Vec<PathBuf> {
 /// Whether a directory has the name of a version's pins, and contains a map of Ferrule. A crash can leave an
 /// empty directory.
 fn is_ferrules(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix('v'));
-    let is_named = name.is_some_and(|name| {
-        let (version, number) = name.split_once(SET_ASIDE).unwrap_or((name, "0"));
-        [version, number].iter().all(|it| it.parse::<u32>().is_ok())
-    });
+    let is_named = path.file_name().is_some_and(pins::is_version);
     let is_empty = || fs::read_dir(path).is_ok_and(|mut pins| pins.next().is_none());
     is_named && (PINNED.iter().any(|map| map.path(path).exists()) || is_empty())
 }

@@ -1,6 +1,7 @@
 //! The pins of the maps, by which the next agent finds them.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File, TryLockError},
     io,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
@@ -85,6 +86,8 @@ pub enum PinFailure {
 /// Attempts to lock: a killed agent may still be exiting when its successor starts.
 const LOCK_ATTEMPTS: usize = 5;
 const LOCK_BACKOFF: Duration = Duration::from_millis(50);
+/// Separates version and number in the name of a directory that was set aside. bpffs allows no dots.
+pub(super) const SET_ASIDE: &str = "-old-";
 
 /// Creates `--bpf-dir`, with its parents.
 ///
@@ -102,20 +105,23 @@ pub(super) fn make_bpf_dir(bpf_dir: &Path) -> Result<(), PinDirectoryError> {
 /// If an agent uses them, or they cannot be removed.
 pub fn remove(bpf_dir: &Path) -> Result<bool, PinDirectoryError> {
     let failed = |source| PinDirectoryError::Io { path: bpf_dir.to_owned(), source };
-    let entries = match fs::read_dir(bpf_dir) {
+    match fs::metadata(bpf_dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        entries => entries.map_err(failed)?,
+        found => found.map_err(failed)?,
     };
     bpffs(bpf_dir)?;
     let _lock = lock(bpf_dir)?;
-    for entry in entries {
-        let entry = entry.map_err(failed)?;
+    remove_own(bpf_dir).map(|()| true).map_err(failed)
+}
+
+fn remove_own(bpf_dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(bpf_dir)? {
+        let entry = entry?;
         let name = entry.file_name();
-        let version = name.to_str().and_then(|name| name.strip_prefix('v'));
         if name == owner::RECORD {
-            fs::remove_file(entry.path()).map_err(failed)?;
-        } else if version.is_some_and(|it| it.parse::<u32>().is_ok()) {
-            fs::remove_dir_all(entry.path()).map_err(failed)?;
+            fs::remove_file(entry.path())?;
+        } else if is_version(&name) {
+            fs::remove_dir_all(entry.path())?;
         }
     }
     match fs::remove_dir(bpf_dir) {
@@ -123,10 +129,19 @@ pub fn remove(bpf_dir: &Path) -> Result<bool, PinDirectoryError> {
         Err(error)
             if matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::ResourceBusy) =>
         {
-            Ok(true)
+            Ok(())
         }
-        result => result.map(|()| true).map_err(failed),
+        result => result,
     }
+}
+
+/// Whether a directory has the name of a version's pins, in use or set aside.
+pub(super) fn is_version(name: &OsStr) -> bool {
+    let name = name.to_str().and_then(|name| name.strip_prefix('v'));
+    name.is_some_and(|name| {
+        let (version, number) = name.split_once(SET_ASIDE).unwrap_or((name, "0"));
+        [version, number].iter().all(|it| it.parse::<u32>().is_ok())
+    })
 }
 
 /// Creates a directory of pins.
@@ -267,6 +282,8 @@ impl Pins {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -285,5 +302,26 @@ mod tests {
             assert_eq!(remedy(Path::new(usual)), "mount -t bpf bpf /sys/fs/bpf");
         }
         assert!(remedy(Path::new("/sys/fs")).ends_with("mount -t bpf bpf /sys/fs"));
+    }
+
+    #[test]
+    fn pins_of_all_versions_are_removed_also_those_that_were_set_aside_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = |bpf_dir: &Path| {
+            let entries = fs::read_dir(bpf_dir).unwrap();
+            entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect::<BTreeSet<_>>()
+        };
+        let (own, shared) = (dir.path().join("own"), dir.path().join("shared"));
+        let others = ["ve", "v-old-1", "v6-old-", "v6-old-x", "v6-old-1-old-2", "6-old-1", "cilium"];
+        for (bpf_dir, others) in [(&own, &[][..]), (&shared, &others)] {
+            for name in ["v5", "v6", "v6-old-1", "v6-old-2", "v4-old-1"].iter().chain(others) {
+                fs::create_dir_all(bpf_dir.join(name)).unwrap();
+                fs::write(bpf_dir.join(name).join("VIFS"), "").unwrap();
+            }
+            fs::write(bpf_dir.join(owner::RECORD), "").unwrap();
+            remove_own(bpf_dir).unwrap();
+        }
+        assert!(!own.exists());
+        assert_eq!(names(&shared), others.map(str::to_owned).into());
     }
 }
