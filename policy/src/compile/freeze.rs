@@ -3,6 +3,8 @@
 //! Such a change may move pods to other classes, as peers, and give them other rulesets, as subjects. In
 //! between, old rules would judge by new labels, and might allow what neither the old nor the new state does.
 //! So the subjects are judged by copies of their old rulesets meanwhile, which go on to see the old labels.
+//!
+//! A change may have edits of pods' labels, too. They count as earlier than those of namespaces.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,11 +24,19 @@ impl Compiler {
     /// has come to a group of copied predicates moves here.
     pub(super) fn freeze(&mut self, switches: &[Switch], work: &mut Work) -> (BTreeSet<RulesetId>, Moved) {
         let mut unused = BTreeSet::new();
-        // Groups that are new have no members yet that anything sees.
-        if work.groups.is_subset(&work.left) {
+        let (created, before) = (take(&mut work.created), take(&mut work.namespaces));
+        // What has come to a new group is seen as it was until its row is written.
+        if work.groups.is_subset(&created) {
             return (unused, Moved::default());
         }
         let seen = take(&mut work.addresses);
+        // The copies ask what is true of their members, too.
+        for group in created {
+            let store = &self.store;
+            let labels_of =
+                |it: &_| before.get(it).map_or_else(|| store.namespace_labels(it), Option::as_ref);
+            self.predicates.refresh_with(group, labels_of, store, work);
+        }
         let mut rows: Vec<(EndpointId, EndpointRow)> = Vec::new();
         let mut copies: BTreeMap<RulesetId, RulesetId> = BTreeMap::new();
         for Switch { endpoint, rulesets, .. } in switches {

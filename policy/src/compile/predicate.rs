@@ -2,7 +2,7 @@
 
 use crate::{
     Block, Namespaces, PodSet,
-    store::{Group, Matcher, Store, Word, Words},
+    store::{Group, Labels, Matcher, Store, Word, Words},
 };
 
 /// The number of a predicate.
@@ -55,8 +55,13 @@ impl Predicate {
 
     /// Whether the labels of a group satisfy the predicate; blocks ask nothing about labels.
     pub(crate) fn holds(&self, group: &Group, store: &Store) -> bool {
+        self.holds_with(group, group.namespace.as_ref().and_then(|it| store.namespace_labels(it)))
+    }
+
+    /// As [`Self::holds`], if the group's namespace had these labels.
+    pub(super) fn holds_with(&self, group: &Group, namespace: Option<&Labels>) -> bool {
         match self {
-            Self::Pods(pods) => pods.holds(group, store),
+            Self::Pods(pods) => pods.holds_with(group, namespace),
             Self::Nodes(nodes) => group.namespace.is_none() && nodes.matches(&group.labels),
             Self::Block(_) => false,
         }
@@ -91,12 +96,14 @@ impl PodPredicate {
     }
 
     pub(crate) fn holds(&self, group: &Group, store: &Store) -> bool {
+        self.holds_with(group, group.namespace.as_ref().and_then(|it| store.namespace_labels(it)))
+    }
+
+    fn holds_with(&self, group: &Group, labels: Option<&Labels>) -> bool {
         let Some(namespace) = &group.namespace else { return false };
         let is_in = match &self.namespaces {
             NamespacePredicate::Named(name) => name == namespace,
-            NamespacePredicate::Matching(matcher) => {
-                store.namespace_labels(namespace).is_some_and(|labels| matcher.matches(labels))
-            }
+            NamespacePredicate::Matching(matcher) => labels.is_some_and(|labels| matcher.matches(labels)),
         };
         is_in && self.pods.matches(&group.labels)
     }

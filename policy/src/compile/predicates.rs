@@ -9,7 +9,7 @@ use super::{
 use crate::{
     journal::{Map, Set, journaled},
     rows::RulesetId,
-    store::{Facet, Group, GroupId, Store, Work},
+    store::{Facet, Group, GroupId, Labels, Store, Word, Work},
 };
 
 /// All predicates in use.
@@ -123,9 +123,22 @@ impl Predicates {
     }
 
     /// Evaluates the predicates for a group that is new or whose namespace has changed.
-    pub(crate) fn refresh(&mut self, group_id: GroupId, store: &Store, work: &mut Work) {
+    pub(crate) fn refresh(&mut self, group: GroupId, store: &Store, work: &mut Work) {
+        self.refresh_with(group, |namespace| store.namespace_labels(namespace), store, work);
+    }
+
+    /// As [`Self::refresh`], if namespaces had other labels.
+    pub(crate) fn refresh_with<'a>(
+        &mut self,
+        group_id: GroupId,
+        labels_of: impl Fn(&Word) -> Option<&'a Labels>,
+        store: &Store,
+        work: &mut Work,
+    ) {
         let Some(group) = store.groups.get(&group_id) else { return };
-        let holding = self.candidates(group).filter(|(_, it)| it.holds(group, store)).map(|(id, _)| id);
+        let labels = group.namespace.as_ref().and_then(labels_of);
+        let holding = self.candidates(group).filter(|(_, it)| it.holds_with(group, labels));
+        let holding = holding.map(|(id, _)| id);
         let new: BTreeSet<_> = holding.collect();
         let old: BTreeSet<_> = self.of_group(group_id).filter(|id| !self.frozen.contains(id)).collect();
         if old == new {

@@ -15,7 +15,10 @@ mod selector;
 mod word;
 mod words;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use self::{digest::Digest, marks::Marks};
 pub(crate) use party::{Group, GroupId, Kind, Party, PartyId, Uid};
@@ -103,6 +106,10 @@ pub(crate) enum Facet {
 pub(crate) struct Work {
     /// Groups whose predicates have to be evaluated.
     pub(crate) groups: BTreeSet<GroupId>,
+    /// Groups that are new: nothing has seen their members by their predicates yet.
+    pub(crate) created: BTreeSet<GroupId>,
+    /// The earlier labels of namespaces that have changed; `None` if the namespace was unknown.
+    pub(crate) namespaces: BTreeMap<Word, Option<Labels>>,
     /// Groups that may have no members any more.
     pub(crate) left: BTreeSet<GroupId>,
     /// Addresses whose owner, or its class, may be another.
@@ -182,20 +189,21 @@ impl Store {
         let is_audited = namespace.is_audited;
         let new = Namespace { uid: metadata.uid.as_str().into(), labels, is_audited };
         if self.namespaces.get(&name).is_none_or(|old| *old != new) {
-            self.namespaces.insert(name.clone(), new);
-            self.touch_namespace(name, work);
+            let old = self.namespaces.insert(name.clone(), new);
+            self.touch_namespace(name, old, work);
         }
     }
 
     fn remove_namespace(&mut self, name: &str, uid: &str, work: &mut Work) {
         let Some(name) = self.words.find(name) else { return };
         if self.namespaces.get(&name).is_some_and(|it| *it.uid == *uid) {
-            self.namespaces.remove(&name);
-            self.touch_namespace(name, work);
+            let old = self.namespaces.remove(&name);
+            self.touch_namespace(name, old, work);
         }
     }
 
-    fn touch_namespace(&mut self, name: Word, work: &mut Work) {
+    fn touch_namespace(&mut self, name: Word, old: Option<Namespace>, work: &mut Work) {
+        work.namespaces.entry(name.clone()).or_insert_with(|| old.map(|it| it.labels));
         let groups: Vec<_> = self.groups_with(&Facet::Namespace(name)).collect();
         for group in groups {
             work.groups.insert(group);

@@ -182,6 +182,7 @@ impl Store {
         self.groups.insert(id, group.clone());
         self.group_ids.insert(group, id);
         work.groups.insert(id);
+        work.created.insert(id);
         work.left.insert(id);
         id
     }

@@ -151,7 +151,7 @@ fn pairs<'a>(ends: &[End<'a>]) -> Vec<(End<'a>, End<'a>)> {
 }
 
 /// The questions whose answers must not mix: by endpoint, all packets that both worlds have.
-fn questions(worlds: &[&World]) -> Vec<Packet> {
+pub fn questions(worlds: &[&World]) -> Vec<Packet> {
     let mut packets = Vec::new();
     for world in worlds {
         let ends = random::ends(world);

@@ -10,6 +10,7 @@
 
 mod audit;
 mod bad_input;
+mod batches;
 mod capacity;
 mod cases;
 mod cluster_tiers;
