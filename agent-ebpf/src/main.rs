@@ -141,6 +141,7 @@ fn to_pod(ctx: TcContext) -> i32 {
 #[classifier]
 fn from_tunnel(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
+    packet.remove_stamp();
     let bytes = packet.len();
     let verdict = from_tunnel::judge(&mut packet);
     if verdict.is_ok() {
@@ -154,6 +155,7 @@ fn from_tunnel(ctx: TcContext) -> i32 {
 #[classifier]
 fn from_uplink(ctx: TcContext) -> i32 {
     let mut packet = Packet::new(&ctx);
+    packet.remove_stamp();
     let bytes = packet.len();
     let verdict = from_uplink::judge(&mut packet);
     from_link(&ctx, &packet, bytes, verdict)

@@ -73,6 +73,14 @@ struct AlignedTunnelKey {
     key: bpf_tunnel_key,
 }
 
+// === impl Stamp ===
+
+impl Stamp {
+    /// What all stamps have in common.
+    const MARK: u32 = 0xfe00;
+    const MASK: u32 = 0xff00;
+}
+
 // === impl Packet ===
 
 impl Packet {
@@ -151,11 +159,23 @@ impl Packet {
         unsafe { (*self.skb).ingress_ifindex }
     }
 
-    /// Stamps a packet that passes. A pod cannot forge a stamp: every packet that passes gets one.
+    /// Stamps a packet that passes. A pod cannot forge a stamp: every packet that passes gets one. A
+    /// user who may configure another network namespace can: the kernel keeps the field on the way out.
     #[inline(always)]
     pub fn stamp(&self, stamp: Stamp) {
         // SAFETY: the kernel passes a valid context.
         unsafe { (*self.skb).tc_index = stamp as u32 }
+    }
+
+    /// Removes the stamp of a packet from outside: of the agent of another node on this machine, or forged.
+    #[inline(always)]
+    pub fn remove_stamp(&self) {
+        // SAFETY: the kernel passes a valid context.
+        unsafe {
+            if (*self.skb).tc_index & Stamp::MASK == Stamp::MARK {
+                (*self.skb).tc_index = 0;
+            }
+        }
     }
 
     #[inline(always)]

@@ -18,7 +18,7 @@ use crate::{
     meta::Meta,
     nodes,
     packet::{Packet, Stamp},
-    route,
+    route, vifs,
 };
 
 /// The UDP port of the tunnel between nodes; the agent sets it for another port.
@@ -60,17 +60,30 @@ pub fn check(packet: &Packet, meta: &Meta, node: Option<&NodeEntry>) -> Result<(
 /// and what may hide one behind IPv6 extension headers.
 #[inline(always)]
 pub fn may_forge(packet: &Packet) -> bool {
-    if HAS_TUNNEL.load() == 0 || packet.has_stamp(Stamp::Tunnelled) {
+    let is_stamped = packet.has_stamp(Stamp::Tunnelled);
+    if HAS_TUNNEL.load() == 0 || is_stamped && is_from_pod(packet) {
         return false;
     }
+    let is_devices = is_stamped && packet.ingress_ifindex() == 0;
     let Ok(ethernet) = packet.header::<Ethernet>(0) else { return false };
     match u16::from_be_bytes(ethernet.ethertype) {
-        ETHERTYPE_IPV4 => packet.header::<Ipv4>(L3).is_ok_and(|ip| ip.protocol == UDP),
-        ETHERTYPE_IPV6 => {
-            packet.header::<Ipv6>(L3).is_ok_and(|ip| ip.next_header != TCP && ip.next_header != ICMPV6)
-        }
+        ETHERTYPE_IPV4 => !is_devices && packet.header::<Ipv4>(L3).is_ok_and(|ip| ip.protocol == UDP),
+        ETHERTYPE_IPV6 => packet.header::<Ipv6>(L3).is_ok_and(|ip| match ip.next_header {
+            TCP | ICMPV6 => false,
+            UDP => !is_devices,
+            // The kernel does not keep the interface in IPv6 fragments that it makes; the device sends none.
+            _ => true,
+        }),
         _ => false,
     }
+}
+
+/// Whether the stamp is that of [`vxlan::send`](crate::vxlan::send). The tunnel device clears the interface
+/// by which a packet came. Any other one can be that of a network namespace whose user forges the stamp.
+#[inline(always)]
+fn is_from_pod(packet: &Packet) -> bool {
+    let from = packet.ingress_ifindex();
+    from != 0 && vifs::find(from).is_ok()
 }
 
 /// # Errors

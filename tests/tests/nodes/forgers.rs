@@ -25,9 +25,9 @@ use crate::{
 };
 
 /// Recognises forged packets.
-const MARK: &[u8] = b"forged by a stranger";
+pub(crate) const MARK: &[u8] = b"forged by a stranger";
 /// For a packet that must not arrive.
-const PATIENCE: Duration = Duration::from_millis(100);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A packet of the tunnel, made up.
 struct Forged {
@@ -40,14 +40,20 @@ struct Forged {
 }
 
 /// Whether a forged datagram arrives. An answer to one carries the mark, too.
-fn arrives(at: &Wire, patience: Duration) -> anyhow::Result<bool> {
+///
+/// # Errors
+/// If the kernel refuses.
+pub(crate) fn arrives(at: &Wire, patience: Duration) -> anyhow::Result<bool> {
     let is_datagram = |frame: &[u8]| Frame::parse(frame).is_some_and(|it| it.packet.protocol == UDP);
     let is_forged = |frame: &[u8]| frame.ends_with(MARK) && is_datagram(frame);
     Ok(at.receive(patience, is_forged)?.is_some())
 }
 
 /// Packets dropped at a node's tunnel and uplinks, by reason.
-fn drops(node: &Member) -> anyhow::Result<BTreeMap<String, u64>> {
+///
+/// # Errors
+/// If the agent does not tell.
+pub(crate) fn drops(node: &Member) -> anyhow::Result<BTreeMap<String, u64>> {
     let (_, metrics) = node.on(|node| node.http("/metrics"))?;
     let mut drops = BTreeMap::new();
     for line in metrics.lines().filter(|line| line.starts_with("ferrule_link_drops_total{")) {

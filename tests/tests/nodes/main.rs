@@ -2,6 +2,7 @@
 
 mod broken;
 mod changes;
+mod containers;
 mod fast_path;
 mod fixture;
 mod forgers;
