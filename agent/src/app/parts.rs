@@ -107,7 +107,12 @@ impl Parts {
         let deferred = recover(config, recovery, Arc::clone(&network)).await?;
         let (pins, kernel) = (dataplane.pins().display().to_string(), dataplane.kernel().to_string());
         tracing::info!(pins, kernel, "dataplane loaded");
-        dataplane_health.healthy(format!("programs and maps are loaded; {kernel}"));
+        let warning = dataplane.kernel().warning();
+        if let Some(warning) = warning {
+            tracing::warn!(warning, "the kernel is not supported");
+        }
+        let warning = warning.map(|it| format!("; WARNING: {it}")).unwrap_or_default();
+        dataplane_health.healthy(format!("programs and maps are loaded; {kernel}{warning}"));
         Ok(Self {
             registry,
             network,

@@ -28,6 +28,8 @@ enum Kind {
 pub struct Kernel {
     release: String,
     lets_programs_read: bool,
+    /// Such a kernel may let a program be interrupted by another one on the same CPU.
+    is_realtime: bool,
 }
 
 /// The kernel cannot run the programs.
@@ -93,6 +95,10 @@ const FEATURES: [Feature; 29] = [
     map("BPF_MAP_TYPE_ARRAY", "3.19", MapType::Array),
 ];
 
+/// For all such kernels: whether one needs the option, and has it, is not probed.
+const REALTIME: &str = "real-time kernels (PREEMPT_RT) are not supported: since Linux 6.18, without \
+                        CONFIG_PREEMPT_RT_NEEDS_BH_LOCK, packets on one CPU may be judged by each other's data";
+
 // === impl Kernel ===
 
 impl Kernel {
@@ -101,7 +107,10 @@ impl Kernel {
     /// # Errors
     /// If the kernel lacks a feature, or refuses the probe.
     pub(super) fn probe() -> Result<Self, KernelError> {
-        Self::with(release(), Feature::is_there)
+        let kernel = Self::with(release(), Feature::is_there)?;
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let is_realtime = is_realtime(&read("/proc/sys/kernel/version"), &read("/sys/kernel/realtime"));
+        Ok(Self { is_realtime, ..kernel })
     }
 
     fn with(
@@ -118,9 +127,14 @@ impl Kernel {
             }
         }
         if missing.is_empty() {
-            return Ok(Self { release, lets_programs_read });
+            return Ok(Self { release, lets_programs_read, is_realtime: false });
         }
         Err(KernelError::TooOld { release, missing: missing.join(", ") })
+    }
+
+    /// What is wrong with a kernel that has all features, for the log and the status of the dataplane.
+    pub fn warning(&self) -> Option<&'static str> {
+        self.is_realtime.then_some(REALTIME)
     }
 
     /// Whether programs may read the kernel's memory.
@@ -148,6 +162,13 @@ impl fmt::Display for Kernel {
 fn release() -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease");
     release.map_or_else(|_| "of unknown release".to_owned(), |text| text.trim().to_owned())
+}
+
+/// Whether a kernel is one of PREEMPT_RT, by what `uname -v` prints, and by a file that only the patches of
+/// distributions add.
+fn is_realtime(version: &str, file: &str) -> bool {
+    // Before Linux 5.4, with a space.
+    version.contains("PREEMPT_RT") || version.contains("PREEMPT RT") || file.trim() == "1"
 }
 
 // === impl Feature ===
@@ -185,6 +206,24 @@ mod tests {
         let kernel = Kernel::with("6.18.5".to_owned(), locked).unwrap();
         assert!(!kernel.lets_programs_read());
         assert!(kernel.to_string().contains("but bpf_probe_read_kernel: where checksums"), "{kernel}");
+    }
+
+    #[test]
+    fn a_real_time_kernel_is_accepted_with_a_warning() {
+        for (version, file, expected) in [
+            ("#1 SMP PREEMPT_RT Debian 6.12.57-1 (2025-11-05)", "", true),
+            ("#1 SMP PREEMPT RT Thu Nov 27 12:00:00 UTC 2025", "", true),
+            ("#1 SMP Thu Nov 27 12:00:00 UTC 2025", "1\n", true),
+            ("#1 SMP PREEMPT_DYNAMIC Debian 6.12.57-1 (2025-11-05)", "", false),
+            ("#1 SMP PREEMPT Thu Nov 27 12:00:00 UTC 2025", "0\n", false),
+            ("", "", false),
+        ] {
+            assert_eq!(is_realtime(version, file), expected, "{version:?}, {file:?}");
+        }
+        let kernel = Kernel::with("6.18.5".to_owned(), |_| Ok(true)).unwrap();
+        assert_eq!(kernel.warning(), None);
+        let warning = Kernel { is_realtime: true, ..kernel }.warning().unwrap();
+        assert!(warning.contains("real-time kernels (PREEMPT_RT) are not supported"), "{warning}");
     }
 
     #[test]

@@ -71,6 +71,9 @@ impl Facts {
 
 fn kernel(dataplane: &Dataplane) -> String {
     let mut text = format!("{}\npins: {}\n", dataplane.kernel(), dataplane.pins().display());
+    if let Some(warning) = dataplane.kernel().warning() {
+        let _ = writeln!(text, "{warning}");
+    }
     for ProgramInfo { name, id, tag, .. } in dataplane.programs() {
         let _ = writeln!(text, "program {name}: id {id}, tag {tag}");
     }
