@@ -73,7 +73,7 @@ pub fn count(drops: &mut Drops, reason: DropReason) {
 
 #[inline(always)]
 fn passed(slot: u32) -> Option<&'static mut Passed> {
-    // SAFETY: the value is this CPU's, and tc programs do not preempt each other on a CPU.
+    // SAFETY: the value is this CPU's, and with BH disabled, no other tc program runs there.
     VIF_TRAFFIC.get_ptr_mut(slot).map(|passed| unsafe { &mut *passed })
 }
 

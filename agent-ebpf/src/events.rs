@@ -174,7 +174,7 @@ fn spend(key: &BudgetKey, rate: &Rate, now: u64) -> Option<&'static mut Budget> 
 
 #[inline(always)]
 fn budget(key: &BudgetKey) -> Option<&'static mut Budget> {
-    // SAFETY: the value is this CPU's, tc programs do not preempt each other on a CPU, and the memory of an
+    // SAFETY: the value is this CPU's, with BH disabled, no other tc program runs there, and the memory of an
     // entry stays readable and writable. If the map evicts the entry meanwhile, another budget is wrong once.
     EVENT_BUDGETS.get_ptr_mut(key).map(|budget| unsafe { &mut *budget })
 }

@@ -87,7 +87,7 @@ pub fn count_at(packet: &Packet, meta: &Meta, vif: &VifEntry, ifindex: u32, dire
     }
     let Some(facts) = FLOW_FACTS.get_ptr_mut(0) else { return };
     noted::note(packet, meta);
-    // SAFETY: the value is this CPU's, and tc programs do not preempt each other on a CPU.
+    // SAFETY: the value is this CPU's, and with BH disabled, no other tc program runs there.
     unsafe {
         ((*facts).ifindex, (*facts).generation) = (ifindex, vif.generation);
         ((*facts).direction, (*facts).bytes) = (direction as u32, packet.len());

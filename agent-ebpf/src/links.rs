@@ -33,6 +33,6 @@ pub fn is_counted(ifindex: u32) -> bool {
 
 #[inline(always)]
 fn of(ifindex: u32) -> Option<&'static mut Traffic> {
-    // SAFETY: the slot is this CPU's, and tc programs do not preempt each other on a CPU.
+    // SAFETY: the slot is this CPU's, and with BH disabled, no other tc program runs there.
     LINK_COUNTERS.get_ptr_mut(&VifKey { ifindex }).map(|traffic| unsafe { &mut *traffic })
 }

@@ -3,6 +3,10 @@
 //!
 //! Directions are the pod's. Packets that pass are left to later filters (`TC_ACT_UNSPEC`), so that other
 //! programs on the interface keep working.
+//!
+//! Per-CPU values have one user at a time: the kernel runs tc programs with bottom halves (BH) disabled, so
+//! that none runs while another one does on the same CPU. Some real-time kernels do not exclude that
+//! (`docs/dataplane.md`, Limits).
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "packets and maps are accessed through raw pointers")]

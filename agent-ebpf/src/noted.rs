@@ -16,7 +16,7 @@ static FLOW_ENDS: PerCpuArray<Ends, 1> = PerCpuArray::new();
 #[inline(always)]
 pub fn note(packet: &Packet, meta: &Meta) {
     if let Some(noted) = FLOW_ENDS.get_ptr_mut(0) {
-        // SAFETY: the value is this CPU's, and tc programs do not preempt each other on a CPU.
+        // SAFETY: the value is this CPU's, and with BH disabled, no other tc program runs there.
         unsafe { noted.write(Ends::of(packet, meta)) };
     }
 }

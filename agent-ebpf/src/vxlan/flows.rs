@@ -59,7 +59,7 @@ pub fn next_id(flow: u8) -> u16 {
 
 #[inline(always)]
 fn get(flow: u8) -> Option<&'static mut TunnelFlow> {
-    // SAFETY: the value is this CPU's, and tc programs do not preempt each other on a CPU.
+    // SAFETY: the value is this CPU's, and with BH disabled, no other tc program runs there.
     TUNNEL_FLOWS.get_ptr_mut(flow.into()).map(|flow| unsafe { &mut *flow })
 }
 
