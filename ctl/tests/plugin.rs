@@ -106,7 +106,11 @@ fn an_archive_has_nothing_before_it_however_its_node_is_chosen() {
     let cluster = Cluster::new();
     for choice in [&["--node", "node-1"][..], &["-l", "zone=east"]] {
         let output = cluster.run(&[choice, &["support-bundle", "--file", "-"]].concat());
-        assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"from agent-a\n"[..]), "{choice:?}");
+        assert_eq!(
+            (output.status.code(), &output.stdout[..]),
+            (Some(0), &b"from agent-a\n"[..]),
+            "{choice:?}"
+        );
     }
 }
 
