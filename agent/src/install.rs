@@ -17,6 +17,8 @@ use serde_json::json;
 
 pub use watch::Watch;
 
+use self::first::CONFLIST;
+
 /// The directories of the node's container runtime, and the agent's socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Install {
@@ -70,8 +72,6 @@ pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 
 /// The name of the binary, which is the CNI plugin type.
 const SHIM: &str = "ferrule";
-/// Runtimes use the first file by name.
-const CONFLIST: &str = "05-ferrule.conflist";
 
 // === impl Install ===
 

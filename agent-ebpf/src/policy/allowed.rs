@@ -54,8 +54,8 @@ fn row(request: &Request) -> Option<&'static Cell<Request>> {
     let Both { from, to, .. } = request.both;
     let ends = u64::from(from) << 32 | u64::from(to);
     let number = ((ends ^ request.port << 16).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
-    // SAFETY: integers, valid whatever the bytes are. The row is this CPU's, and tc programs do not preempt
-    // each other on a CPU.
+    // SAFETY: integers, valid whatever the bytes are. The row is this CPU's, and with BH disabled, no
+    // other tc program runs there.
     POLICY_ALLOWED.get_ptr(number % ROWS).map(|row| unsafe { &(*row).0 })
 }
 

@@ -226,7 +226,7 @@ const _: () = assert!(offset_of!(Peer, table) == offset_of!(PeerKey, table));
 #[inline(always)]
 pub fn get() -> Option<&'static Case> {
     // SAFETY: the only value of an array, valid whatever its bytes are, but for `Family` and the like, which
-    // are not in it. The value is this CPU's, and tc programs do not preempt each other on a CPU.
+    // are not in it. The value is this CPU's, and with BH disabled, no other tc program runs there.
     POLICY_CASE.get_ptr(0).map(|case| unsafe { &*case })
 }
 

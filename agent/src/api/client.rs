@@ -84,7 +84,8 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// For a whole response that is no stream.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of a response that is no stream. 500 usual pods need a hundredth; a list without pages may need more.
+/// Bytes of a response that is no stream. 500 usual pods need a hundredth; a list without pages may need
+/// more.
 const MAX_RESPONSE: usize = 256 << 20;
 /// Bytes of a response that is an error.
 const MAX_ERROR: usize = 1 << 20;

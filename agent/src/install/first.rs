@@ -4,8 +4,8 @@ use std::{fs, io, path::Path};
 
 use serde_json::Value;
 
-use super::CONFLIST;
-
+/// The agent's own. Runtimes use the first file by name.
+pub(super) const CONFLIST: &str = "05-ferrule.conflist";
 /// The suffixes that libcni reads.
 const SUFFIXES: [&str; 3] = ["conf", "conflist", "json"];
 /// Bytes; a longer file is taken for another plugin's.

@@ -82,7 +82,7 @@ mod tests {
         claims.add_address("10.0.1.7".parse().unwrap(), 4);
         claims.add_address("fd00::7".parse().unwrap(), 5);
         let held = [5, 3].map(|owner| claims.hold("10.0.1.7".parse().unwrap(), owner));
-        assert_eq!(held, [5, 5], "the first one that asks keeps it, whoever claimed it first");
+        assert_eq!(held, [5, 5], "the first one that asks keeps it, not the first one that claimed it");
         assert_eq!(claims.address_in(net("10.0.1.0/24")).map(|it| it.1), Some(3));
         assert_eq!(claims.address_in(net("10.0.1.7/32")).map(|it| it.1), Some(3));
         assert_eq!(claims.address_in(net("fd00::/64")).map(|it| it.1), Some(5));

@@ -5,8 +5,9 @@
 //! * A first list asks for any version (0). The server answers from memory, whole, whatever the limit.
 //! * Later lists ask for nothing older than the position, so that no list goes back in time. The server
 //!   answers from memory too, but only without a limit.
-//! * If the server does not have that version (it was restored from a backup, or lags behind), or if the whole
-//!   list is too large for one response, the list asks for the newest one: a quorum read of etcd, in pages.
+//! * If the server does not have that version (it was restored from a backup, or lags behind), or if the
+//!   whole list is too large for one response, the list asks for the newest one: a quorum read of etcd, in
+//!   pages.
 
 use std::sync::Arc;
 

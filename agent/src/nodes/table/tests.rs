@@ -249,7 +249,7 @@ proptest! {
         let by_uid: BTreeMap<_, _> = nodes.into_iter().map(|it| (it.uid.clone(), it)).collect();
         let objects = |nodes: &[Short]| nodes.iter().map(Short::object).collect::<Vec<_>>();
         // A view that no node's own part changes.
-        let others = |nodes: &[Short]| resolve(&objects(nodes), "nobody", &[]).nodes.others;
+        let others = |nodes: &[Short]| resolve(&objects(nodes), "none-of-these", &[]).nodes.others;
         let as_lost: Vec<_> = by_uid.into_values().collect();
         let mut heard: Vec<_> =
             as_lost.iter().cloned().map(|it| Short { is_unreachable: false, ..it }).collect();
