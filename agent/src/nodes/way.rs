@@ -51,8 +51,8 @@ pub enum NoWay {
 /// This node's InternalIPs: receivers accept packets of the tunnel from these only.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Own {
-    /// Those of the Node object, in their order; `None` while there is none.
-    stated: Option<Vec<IpAddr>>,
+    /// Those of the Node object, in their order.
+    stated: Vec<IpAddr>,
     /// Of these, those that an interface has. The network may translate others.
     present: Vec<IpAddr>,
 }
@@ -149,8 +149,8 @@ impl fmt::Display for Way {
 impl Own {
     /// `interfaces`: the addresses of the node's interfaces.
     pub fn new(node: Option<&Node>, interfaces: &BTreeSet<IpAddr>) -> Self {
-        let stated = node.map(|it| it.addresses.clone());
-        let present = stated.iter().flatten().copied().filter(|it| interfaces.contains(it)).collect();
+        let stated = node.map(|it| it.addresses.clone()).unwrap_or_default();
+        let present = stated.iter().copied().filter(|it| interfaces.contains(it)).collect();
         Self { stated, present }
     }
 
@@ -159,9 +159,10 @@ impl Own {
         self.present.iter().copied().find(|it| it.is_ipv4() == is_ipv4)
     }
 
-    /// Whether receivers may see packets of a family come from one of them.
+    /// Whether receivers may see packets of a family come from one of them. A Node without any may get some:
+    /// a cloud's controller adds them later.
     fn may_send(&self, is_ipv4: bool) -> bool {
-        self.stated.as_ref().is_none_or(|it| it.iter().any(|it| it.is_ipv4() == is_ipv4))
+        self.stated.is_empty() || self.stated.iter().any(|it| it.is_ipv4() == is_ipv4)
     }
 
     /// The source of packets to an address. What the kernel chooses fits the interface that they leave by.
@@ -295,7 +296,7 @@ mod tests {
         assert_eq!(way(&both, &v6, &remotes), to("fd00::2"), "no interface has the IPv4");
         assert_eq!(way(&v4, &[], &remotes), to("10.0.0.2"), "the network may translate");
         assert_eq!(way(&v6, &both, &v4), Err(NoWay::NoSource("IPv4")));
-        assert_eq!(way(&[], &both, &remotes), Err(NoWay::NoSource("IPv4")));
+        assert_eq!(way(&[], &both, &remotes), to("10.0.0.2"), "the Node object has none yet");
         assert_eq!(way(&v6, &both, &["192.0.2.1"]), Err(NoWay::Unreachable(ip("192.0.2.1"))));
         let unknown = Own::new(None, &both.map(ip).into());
         let way = Way::to(&node(&remotes), true, Mode::Vxlan, &unknown, reach);
