@@ -67,6 +67,9 @@ fn a_node_that_is_not_ready_is_shown() {
         // The file grows until space runs out.
         let _ = fs::write("/run/small/others", vec![1; 4 << 20]);
         refuse(node, "web-0")?;
+        sys::wait_until("no other component is starting", TIMEOUT, || {
+            Ok(!sys::run("curl -s 127.0.0.1:9469/readyz?verbose")?.contains("(starting"))
+        })?;
         Page::open(PAGE)?.compare("not-ready")
     })
     .unwrap();
