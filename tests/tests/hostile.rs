@@ -382,7 +382,8 @@ fn path_traversal_is_refused_in_every_field() {
 fn unprivileged_squatter_of_the_lock_name_cannot_prevent_agent_start() {
     on_node(|node| {
         // A directory in which any user may execute files.
-        fs::copy(env!("CARGO_BIN_EXE_pod"), "/run/holder")?;
+        // By a process of its own: a child of another test would have the file open for writing (ETXTBSY).
+        sys::run(concat!("cp ", env!("CARGO_BIN_EXE_pod"), " /run/holder"))?;
         let mut holder = Command::new("/run/holder");
         holder.args(["hold", "ferrule-agent"]).uid(65_534).gid(65_534).stdout(Stdio::piped());
         let mut holder = sys::die_with_parent(&mut holder).spawn()?;
@@ -407,7 +408,8 @@ fn unprivileged_squatter_of_the_lock_name_cannot_prevent_agent_start() {
 #[test]
 fn unprivileged_holder_of_the_lock_name_with_a_full_queue_cannot_prevent_agent_start() {
     on_node(|node| {
-        fs::copy(env!("CARGO_BIN_EXE_pod"), "/run/holder")?;
+        // By a process of its own: a child of another test would have the file open for writing (ETXTBSY).
+        sys::run(concat!("cp ", env!("CARGO_BIN_EXE_pod"), " /run/holder"))?;
         let mut holder = Command::new("/run/holder");
         holder.args(["fill", "ferrule-agent"]).uid(65_534).gid(65_534).stdout(Stdio::piped());
         let mut holder = sys::die_with_parent(&mut holder).spawn()?;
