@@ -273,6 +273,10 @@ fn flows_that_began_without_the_table_are_masqueraded_once_it_is_there_again() {
         }
         node.start_agent(&[POD_V4, POD_V6])?;
         let pod = node.attach("a")?;
+        // Until then, the node asks for no neighbour's address, and what it forwards waits.
+        sys::wait_until("the uplink's addresses are usable", TIMEOUT, || {
+            Ok(!sys::run("ip -6 addr show dev uplink tentative")?.contains("inet6"))
+        })?;
         let exchange = |family: usize, port| {
             let to = SocketAddr::new(address(NEAR[family]), port);
             Exchange::between(pod.path(), pod.addresses[family], world.path(), to)
