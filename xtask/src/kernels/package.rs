@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
 
@@ -125,6 +126,11 @@ fn unpack(root: &Path, deb: &Path) -> Result<Package> {
         .arg("--extract")
         .args([deb, &package.files])
         .run()?;
+    // Since Debian 13, packages have their modules in /usr/lib, which /lib leads to on an installed system.
+    let lib = package.files.join("lib");
+    if !lib.exists() {
+        symlink("usr/lib", &lib).or_fail(format!("unpacking {name}"), "make room on the disk")?;
+    }
     Step::new("depmod", format!("sorting the modules of {}", package.release), remedy)
         .arg("--basedir")
         .arg(&package.files)
