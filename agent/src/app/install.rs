@@ -141,9 +141,9 @@ fn report(install: &Install, look: &Look, reporter: &Reporter, metrics: &Install
     match &look.first {
         None => reporter.healthy(format!("installed the CNI plugin and its configuration, in {directory}")),
         Some(first) => reporter.unhealthy(format!(
-            "the runtime uses {first:?} in {directory}, which sorts before the agent's file and lacks the plugin \
-             \"ferrule\": new pods get another network, unless that file's plugin calls \"ferrule\" itself, as Multus \
-             can; else remove or rename that file"
+            "the runtime uses {first:?} in {directory}, which sorts before the agent's file and does not call the \
+             plugin \"ferrule\": new pods get another network; remove or rename that file, or let its plugin call \
+             \"ferrule\", as Multus does by delegates or clusterNetwork"
         )),
     }
 }

@@ -154,7 +154,8 @@ impl Pods {
     /// The KuryrPort of a pod. `is_static`: the annotations in the runtime's call are those of a static pod.
     pub fn kuryr(&self, pod_ref: &PodRef, is_static: bool) -> Option<Port> {
         let inner = self.inner();
-        // Of a manifest before an edit, its mirror pod was seen to go; Kuryr is about to free the address.
+        // A KuryrPort outlives its mirror pod for a while after an edit of the manifest: Kuryr is about to
+        // free the address.
         let port = inner.ports.get(&key(pod_ref)).filter(|it| !inner.gone.uids.contains(&it.spec.pod_uid))?;
         // Kuryr writes the UID of the API's object, which is the mirror pod's for a static pod.
         let is_of_pod = match inner.pods.get(&key(pod_ref)).filter(|pod| pod.is_mirror()) {

@@ -268,7 +268,7 @@ impl Worker {
     /// Answers those who wait for an interface.
     fn answer(&self) {
         let shared = &self.shared;
-        // In this order: watches wait for the inbox, and never for who reads the compiler.
+        // In this order: a watch that writes to the inbox waits for no reader of the compiler.
         let compiler = shared.compiler();
         let mut inbox = shared.inbox();
         let ids: Vec<EndpointId> =

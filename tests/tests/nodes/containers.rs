@@ -17,7 +17,7 @@ use ferrule_tests::{
 };
 
 use crate::{
-    fixture::{TIMEOUT, captured, of, wait_until_connected, with_pods},
+    fixture::{TIMEOUT, begin_over, captured, of, wait_until_connected, with_pods},
     forgers::{MARK, PATIENCE, arrives, drops},
 };
 
@@ -128,12 +128,7 @@ fn talk(container: &Path, pod: &Pod, to: IpAddr) -> anyhow::Result<IpAddr> {
 fn containers_reach_pods_of_other_nodes_in_the_name_of_their_own() {
     for family in 0..2 {
         on_fabric(|fabric| {
-            for node in &fabric.nodes {
-                let ranges = node.ranges.each_ref().map(String::as_str);
-                node.register_as(&ranges, &[of(&node.addresses, family)?])?;
-            }
-            fabric.nodes.iter().try_for_each(|node| node.begin_agent(&[]))?;
-            fabric.nodes.iter().try_for_each(Member::wait_until_ready)?;
+            begin_over(fabric, family)?;
             let [one, two, three] = &fabric.nodes;
             let pods = [one.attach("a")?, two.attach("b")?, three.attach("c")?];
             wait_until_connected(&pods)?;

@@ -29,6 +29,19 @@ pub(crate) fn with_pods<T: Send>(
     })
 }
 
+/// Starts agents on all nodes, whose Node objects have an address of one family only.
+///
+/// # Errors
+/// If an agent does not become ready.
+pub(crate) fn begin_over(fabric: &Fabric, family: usize) -> anyhow::Result<()> {
+    for node in &fabric.nodes {
+        let ranges = node.ranges.each_ref().map(String::as_str);
+        node.register_as(&ranges, &[of(&node.addresses, family)?])?;
+    }
+    fabric.nodes.iter().try_for_each(|node| node.begin_agent(&[]))?;
+    fabric.nodes.iter().try_for_each(Member::wait_until_ready)
+}
+
 /// Waits until each pod reaches each other one, in both families.
 ///
 /// # Errors

@@ -17,7 +17,9 @@ use ferrule_tests::{
     sys, traffic,
 };
 
-use crate::fixture::{TIMEOUT, captured, of, ping, wait_until_connected, wait_until_reached, with_pods};
+use crate::fixture::{
+    TIMEOUT, begin_over, captured, of, ping, wait_until_connected, wait_until_reached, with_pods,
+};
 
 fn attach(fabric: &Fabric) -> anyhow::Result<[Pod; 3]> {
     let [one, two, three] = &fabric.nodes;
@@ -270,12 +272,7 @@ fn a_link_without_neighbours_leads_to_pods_by_the_tunnel_only() {
 fn pods_of_both_families_reach_each_other_over_an_underlay_of_one() {
     for family in 0..2 {
         on_fabric(|fabric| {
-            for node in &fabric.nodes {
-                let ranges = node.ranges.each_ref().map(String::as_str);
-                node.register_as(&ranges, &[of(&node.addresses, family)?])?;
-            }
-            fabric.nodes.iter().try_for_each(|node| node.begin_agent(&[]))?;
-            fabric.nodes.iter().try_for_each(Member::wait_until_ready)?;
+            begin_over(fabric, family)?;
             let pods = attach(fabric)?;
             wait_until_connected(&pods)?;
             let ([one, two, three], [a, b, c]) = (&fabric.nodes, &pods);
