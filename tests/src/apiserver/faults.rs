@@ -17,7 +17,7 @@ use super::{object::event_line, resource::Resource, status::Status, store::Histo
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Switch {
-    /// Breaks the connections of open watches, in the middle of a line.
+    /// Breaks the connections of open watches, in the middle of a line. No later change is sent on them.
     CutWatches {
         #[serde(flatten)]
         which: Which,
@@ -228,14 +228,29 @@ impl Faults {
         counts
     }
 
-    /// Sends a command to open watches, oldest first; returns the number of watches that took it.
+    /// Sends a command to open watches, oldest first; returns the number of watches that took it. A cut watch
+    /// is no longer open when this returns.
     pub fn command(&self, which: Which, command: &Command) -> usize {
-        let watches = lock(&self.watches);
-        let meant =
-            watches.open.values().filter(|(resource, _)| which.resource.is_none_or(|is| is == *resource));
-        let meant = meant.take(which.count.unwrap_or(usize::MAX));
+        let mut watches = lock(&self.watches);
+        let meant = watches
+            .open
+            .iter()
+            .filter(|(_, (resource, _))| which.resource.is_none_or(|is| is == *resource))
+            .take(which.count.unwrap_or(usize::MAX));
         // A stalled watch with sixteen unprocessed commands loses this one.
-        meant.filter(|(_, watch)| watch.try_send(command.clone()).is_ok()).count()
+        let took = meant.filter(|(_, (_, watch))| watch.try_send(command.clone()).is_ok());
+        let took: Vec<u64> = took.map(|(id, _)| *id).collect();
+        if matches!(command, Command::Cut) {
+            watches.open.retain(|id, _| !took.contains(id));
+        }
+        took.len()
+    }
+}
+
+impl Place {
+    /// Whether the watch may still send changes.
+    pub fn is_open(&self) -> bool {
+        lock(&self.0.watches).open.contains_key(&self.1)
     }
 }
 

@@ -44,7 +44,7 @@ struct Watch {
     flow: watch::Receiver<Flow>,
     connection: Killer,
     commands: mpsc::Receiver<Command>,
-    _place: Place,
+    place: Place,
 }
 
 /// The watch has ended.
@@ -111,7 +111,7 @@ pub(super) fn open(
         flow: core.faults.flow(),
         connection,
         commands,
-        _place: place,
+        place,
     };
     tokio::spawn(watch.run(first, gone, limit, settings.bookmark_interval));
     Ok(lines)
@@ -172,6 +172,10 @@ impl Watch {
             self.send(error_line(&Status::expired(why))).await?;
             return Err(Ended);
         };
+        // A change made after the cut must not be sent, although the task learns of the cut later.
+        if !self.place.is_open() {
+            return Ok(false);
+        }
         for change in &changes {
             if let Some(kind) = change.seen_by(&self.selector) {
                 self.send(change.line(kind, self.endpoint)).await?;

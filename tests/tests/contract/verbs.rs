@@ -27,6 +27,7 @@ fn a_pod_whose_annotations_fill_the_configuration_is_attached_and_deleted() {
     with_agent(|node| {
         let runtime = node.runtime()?;
         let pod = node.pod("a")?;
+        let empty = node.kernel_state()?;
         // Go's JSON has six bytes for each character. Kubernetes allows 256 KiB, and the shim 4 MiB of JSON.
         let config = |annotation: usize| {
             let annotations = json!({"note": "<".repeat(annotation)});
@@ -44,6 +45,7 @@ fn a_pod_whose_annotations_fill_the_configuration_is_attached_and_deleted() {
             runtime.call_with(&del, stdin(&runtime).as_bytes())?.into_result()?;
             ensure!(node.attachments()?.is_empty(), "after an annotation of {annotation} bytes");
         }
+        node.wait_for_kernel_state(&empty)?;
         let runtime = config(700_000);
         refused(node, DECODING_FAILURE, || with_stdin(&runtime, &pod, stdin(&runtime).as_bytes()))?;
         let del = runtime.environment("DEL", &pod);
