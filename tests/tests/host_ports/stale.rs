@@ -94,7 +94,11 @@ fn flows_of_a_pod_that_went_while_no_agent_ran_are_forgotten_at_the_start() {
             if has_del {
                 of_pod.del(&pod)?;
             }
+            let links = || anyhow::Ok(sys::run("ip -o link show type veth")?.lines().count());
+            let before = links()?;
             pod.remove()?;
+            // The kernel deletes a namespace's links later. An agent that starts before would find a pod.
+            sys::wait_until("the pod's interface is gone", TIMEOUT, || Ok(links()? < before))?;
             ensure!(flows(PORT)?.lines().count() == 2, "{}", flows(PORT)?);
             node.start_again()?;
             sys::wait_until("the flows are forgotten", TIMEOUT, || Ok(flows(PORT)?.trim().is_empty()))
