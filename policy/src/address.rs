@@ -1,13 +1,21 @@
 //! Addresses and prefixes in their one canonical form.
 
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv6Addr},
+    str::FromStr,
+};
 
 use ferrule_proto::quoted::Quoted;
 use serde::{Serialize, Serializer};
 
-/// An address: IPv6, or IPv4 as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2), as in the maps.
+/// An address: IPv6, or IPv4 as IPv4-mapped IPv6 (RFC 4291, 2.5.5.2), as in the maps. Two words are compared
+/// faster than bytes, and need less alignment than one `u128`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Addr([u8; 16]);
+pub struct Addr {
+    high: u64,
+    low: u64,
+}
 
 /// A prefix without host bits. The families never mix: `::/0` contains no IPv4 address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,25 +25,26 @@ pub struct Prefix {
     pub(crate) len: u8,
 }
 
-const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+/// The first half of `low`, below a `high` of zero, in a mapped address.
+const MAPPED: u64 = 0xffff;
 
 // === impl Addr ===
 
 impl Addr {
     /// Whether the address is of IPv4.
     pub fn is_v4(self) -> bool {
-        self.0.starts_with(&MAPPED)
+        self.high == 0 && self.low >> 32 == MAPPED
     }
 
     /// The bytes in network order.
     pub fn octets(self) -> [u8; 16] {
-        self.0
+        self.bits().to_be_bytes()
     }
 
     /// The address with these bytes in network order.
     #[cfg(feature = "maps")]
     pub(crate) fn from_octets(octets: [u8; 16]) -> Self {
-        Self(octets)
+        Self::of_bits(u128::from_be_bytes(octets))
     }
 
     /// The number of bits in the address's family.
@@ -47,22 +56,32 @@ impl Addr {
     fn masked(self, len: u8) -> Self {
         let len = u32::from(len) + if self.is_v4() { 96 } else { 0 };
         let mask = u128::MAX.checked_shl(128_u32.saturating_sub(len)).unwrap_or(0);
-        Self((u128::from_be_bytes(self.0) & mask).to_be_bytes())
+        Self::of_bits(self.bits() & mask)
+    }
+
+    fn bits(self) -> u128 {
+        u128::from(self.high) << 64 | u128::from(self.low)
+    }
+
+    fn of_bits(bits: u128) -> Self {
+        let [high, low] =
+            [bits >> 64, bits & u128::from(u64::MAX)].map(|it| u64::try_from(it).unwrap_or_default());
+        Self { high, low }
     }
 }
 
 impl From<IpAddr> for Addr {
     fn from(address: IpAddr) -> Self {
-        Self(match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
+        Self::of_bits(match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(v6) => v6.to_bits(),
         })
     }
 }
 
 impl From<Addr> for IpAddr {
     fn from(addr: Addr) -> Self {
-        Self::V6(addr.0.into()).to_canonical()
+        Self::V6(Ipv6Addr::from_bits(addr.bits())).to_canonical()
     }
 }
 
@@ -113,16 +132,11 @@ impl Prefix {
         other.len >= self.len && self.contains(other.addr)
     }
 
-    /// A bound of ranges: not above any prefix that begins at an address.
-    pub(crate) fn before(addr: Addr) -> Self {
-        Self { addr, len: 0 }
-    }
-
     /// The last address.
     pub(crate) fn last(self) -> Addr {
         let len = u32::from(self.len) + if self.is_v4() { 96 } else { 0 };
         let host = u128::MAX.checked_shr(len).unwrap_or(0);
-        Addr((u128::from_be_bytes(self.addr.0) | host).to_be_bytes())
+        Addr::of_bits(self.addr.bits() | host)
     }
 }
 

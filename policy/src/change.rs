@@ -1,6 +1,6 @@
 //! What the compiler takes, and why it may refuse.
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use crate::{EndpointId, Policy, PolicyId, object};
 
@@ -40,7 +40,7 @@ pub enum Change {
         uid: String,
     },
     /// A policy is new or changed.
-    Policy(Policy),
+    Policy(Arc<Policy>),
     /// A policy is gone.
     PolicyGone {
         /// Its name.
@@ -106,6 +106,8 @@ pub enum Resource {
     Subjects,
     /// The bits of a ruleset: sets of ports that differ, in the rules for one pod and direction.
     Bits,
+    /// The compiler's memory: the pairs of a peer of some rule and a set of labels, or a class, that matches.
+    Matches,
 }
 
 /// Changes that do not fit. Nothing was changed: what was compiled before stays.
@@ -141,7 +143,7 @@ impl Default for Capacities {
 
 impl Resource {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Peers,
         Self::Blocks,
         Self::Rulesets,
@@ -150,6 +152,7 @@ impl Resource {
         Self::Ports,
         Self::Subjects,
         Self::Bits,
+        Self::Matches,
     ];
 
     /// The name of the map; of what is none in lower case.
@@ -163,6 +166,7 @@ impl Resource {
             Self::Ports => "PORTS",
             Self::Subjects => "VIFS",
             Self::Bits => "bits",
+            Self::Matches => "matches",
         }
     }
 }
@@ -171,6 +175,7 @@ impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bits => f.write_str("a ruleset"),
+            Self::Matches => f.write_str("the compiler"),
             map => write!(f, "the map {}", map.name()),
         }
     }

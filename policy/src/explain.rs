@@ -43,7 +43,7 @@ impl Compiler {
         let group = self.store.group(self.store.pod_named(namespace, name)?)?;
         let policies = self.store.selecting(group);
         let judges = |direction| {
-            let policies = policies.iter().map(|it| &it.policy);
+            let policies = policies.iter().map(|it| &*it.policy);
             let policies: Vec<_> = policies.filter(|it| it.rules(direction).is_some()).cloned().collect();
             Judges { isolates: policies.iter().any(|it| it.tier == Tier::Namespaced), policies }
         };
@@ -77,12 +77,12 @@ impl Compiler {
 
     /// A policy by its name.
     pub fn policy(&self, id: &PolicyId) -> Option<&Policy> {
-        self.store.policies.get(id).map(|it| &it.policy)
+        self.store.policies.get(id).map(|it| &*it.policy)
     }
 
     /// All policies.
     pub fn policies(&self) -> impl Iterator<Item = &Policy> {
-        self.store.policies.values().map(|it| &it.policy)
+        self.store.policies.values().map(|it| &*it.policy)
     }
 }
 

@@ -24,8 +24,6 @@ pub(crate) struct Set<K>(Map<K, ()>);
 
 /// By so many entries a map may grow before its nodes are filled again, besides a quarter of its size.
 const SLACK: usize = 256;
-/// A large change is one of such a part of the entries.
-const LARGE: usize = 16;
 
 // === impl Map ===
 
@@ -72,11 +70,13 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
 
     pub(crate) fn commit(&mut self) {
         // A large load must not keep its log's memory.
-        let changes = std::mem::take(&mut self.undo).len();
+        self.undo = Vec::new();
         self.packed = self.packed.min(self.len());
-        // Keys that arrive in order leave each node half empty. A small change does not pay for all entries.
-        let is_large = changes > self.len() / LARGE;
-        if is_large && self.len() > self.packed + self.packed / 4 + SLACK {
+    }
+
+    /// Fills the nodes, if the map has grown: keys that arrive in order leave each node half empty.
+    pub(crate) fn pack(&mut self) {
+        if self.len() > self.packed + self.packed / 4 + SLACK {
             self.entries = std::mem::take(&mut self.entries).into_iter().collect();
             self.packed = self.len();
         }
@@ -105,6 +105,10 @@ impl<K: Ord + Clone> Set<K> {
         self.0.contains(key)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(crate) fn range(&self, range: impl RangeBounds<K>) -> impl DoubleEndedIterator<Item = &K> {
         self.0.range(range).map(|(key, ())| key)
     }
@@ -130,6 +134,10 @@ impl<K: Ord + Clone> Set<K> {
         self.0.commit();
     }
 
+    pub(crate) fn pack(&mut self) {
+        self.0.pack();
+    }
+
     pub(crate) fn rollback(&mut self) {
         self.0.rollback();
     }
@@ -141,12 +149,16 @@ impl<K> Default for Set<K> {
     }
 }
 
-/// Implements `commit` and `rollback` for a struct of maps and sets.
+/// Implements `commit`, `pack` and `rollback` for a struct of maps and sets.
 macro_rules! journaled {
     ($name:ident { $($field:ident),* $(,)? }) => {
         impl $name {
             pub(crate) fn commit(&mut self) {
                 $(self.$field.commit();)*
+            }
+
+            pub(crate) fn pack(&mut self) {
+                $(self.$field.pack();)*
             }
 
             pub(crate) fn rollback(&mut self) {
@@ -188,34 +200,30 @@ mod tests {
             for n in 0..4 * SLACK {
                 map.insert(n, turn);
                 map.commit();
+                map.pack();
             }
             assert!(map.iter().map(|(n, turn)| (*n, *turn)).eq((0..4 * SLACK).map(|n| (n, turn))));
             for n in SLACK..4 * SLACK {
                 map.remove(&n);
                 map.commit();
+                map.pack();
             }
             assert_eq!(map.len(), SLACK);
         }
     }
 
     #[test]
-    fn a_small_change_of_a_large_map_moves_no_other_entry() {
+    fn a_map_is_packed_only_after_it_has_grown_by_a_quarter() {
         let mut map = Map::default();
-        for n in 0..4 * SLACK {
-            map.insert(n, n);
-        }
-        map.commit();
-        assert_eq!(map.packed, 4 * SLACK);
-        for n in 4 * SLACK..8 * SLACK {
-            map.insert(n, n);
+        let mut add = |entries: std::ops::Range<usize>| {
+            entries.for_each(|n| assert!(map.insert(n, n).is_none()));
             map.commit();
-        }
-        assert_eq!((map.len(), map.packed), (8 * SLACK, 4 * SLACK));
-        for n in 8 * SLACK..9 * SLACK {
-            map.insert(n, n);
-        }
-        map.commit();
-        assert_eq!(map.packed, 9 * SLACK, "a large change fills the nodes");
+            map.pack();
+            map.packed
+        };
+        assert_eq!(add(0..8 * SLACK), 8 * SLACK);
+        assert_eq!(add(8 * SLACK..11 * SLACK), 8 * SLACK);
+        assert_eq!(add(11 * SLACK..12 * SLACK), 12 * SLACK);
     }
 
     #[test]

@@ -43,7 +43,7 @@
 //! let mut compiler = Compiler::default();
 //! let delta = compiler.apply([
 //!     Change::Namespace(namespace),
-//!     Change::Policy(object::network_policy(&policy)),
+//!     Change::Policy(object::network_policy(&policy).into()),
 //!     Change::Pod(pod),
 //!     Change::Endpoint(Endpoint { id: EndpointId(7), uid: "1".to_owned(), addresses: vec![own] }),
 //! ])?;

@@ -112,7 +112,7 @@ pub enum Namespaces {
 }
 
 /// A prefix without some of its parts.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Hash)]
 pub struct Block {
     /// The prefix.
     pub cidr: Prefix,

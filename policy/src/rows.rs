@@ -322,7 +322,7 @@ impl Rows {
             Resource::Named => self.named.len(),
             Resource::Ports => self.ports.len(),
             Resource::Subjects => self.endpoints.len(),
-            Resource::Bits => 0,
+            Resource::Bits | Resource::Matches => 0,
         }
     }
 

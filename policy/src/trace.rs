@@ -258,7 +258,9 @@ impl Compiler {
             peer.party.as_ref().filter(|it| it.kind != Kind::Ignored).and_then(|it| self.store.group(it));
         let is_pod = peer.party.as_ref().is_some_and(|it| it.kind == Kind::Pod);
         let holds = |predicate: &Predicate| match predicate {
-            Predicate::Block(block) => peer.addr.is_some_and(|addr| block.contains(addr)),
+            Predicate::Blocks(blocks) => {
+                peer.addr.is_some_and(|addr| blocks.iter().any(|block| block.contains(addr)))
+            }
             Predicate::Pods(_) | Predicate::Nodes(_) => {
                 group.is_some_and(|group| predicate.holds(group, &self.store))
             }

@@ -1,5 +1,7 @@
 //! Compiles a complete state, of which some policies may not fit.
 
+use std::sync::Arc;
+
 use ferrule_policy::{Change, Compiler, Refused};
 
 use super::{batch::Offered, queue::Queue, stub::stub};
@@ -19,7 +21,7 @@ pub(super) fn compile(
         return Ok(Vec::new());
     }
     compiler.apply(all().map(|change| match change {
-        Change::Policy(policy) => Change::Policy(stub(policy)),
+        Change::Policy(policy) => Change::Policy(Arc::new(stub(policy))),
         _ => change.clone(),
     }))?;
     let mut offered = Offered::default();

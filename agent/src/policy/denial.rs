@@ -85,6 +85,8 @@ fn explain(
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::Arc;
+
     use agent_common::event::{CAPTURE, kind};
     use ferrule_policy::{Change, Endpoint, EndpointId, Origin, Packet, lookup, object};
     use serde_json::json;
@@ -124,8 +126,8 @@ pub(super) mod tests {
         compiler
             .apply([
                 Change::Namespace(serde_json::from_value(json!({"metadata": {"name": "web"}})).unwrap()),
-                Change::Policy(object::network_policy(&front)),
-                Change::Policy(object::cluster_network_policy(&deny).unwrap()),
+                Change::Policy(Arc::new(object::network_policy(&front))),
+                Change::Policy(Arc::new(object::cluster_network_policy(&deny).unwrap())),
                 Change::Pod(serde_json::from_value(named).unwrap()),
                 Change::Endpoint(Endpoint { id: EndpointId(7), uid: "1".to_owned(), addresses: Vec::new() }),
             ])

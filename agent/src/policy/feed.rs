@@ -168,7 +168,7 @@ impl Feed {
         if !policy.problems.is_empty() {
             self.problems.report(&policy);
         }
-        Change::Policy(policy)
+        Change::Policy(Arc::new(policy))
     }
 
     fn undecodable(&self, error: &DecodeError, uid: &str) {

@@ -56,8 +56,6 @@ pub(super) enum Answer {
 pub(super) struct Taken {
     pub(super) state: Option<Vec<Change>>,
     pub(super) changes: Vec<Change>,
-    /// All interfaces of this node.
-    pub(super) endpoints: Vec<Change>,
 }
 
 // === impl Inbox ===
@@ -99,11 +97,12 @@ impl Inbox {
 
     pub(super) fn take(&mut self) -> Taken {
         self.has_news = false;
-        Taken {
-            state: self.state.take(),
-            changes: self.changes.take(),
-            endpoints: self.locals.values().map(|it| Change::Endpoint(it.endpoint())).collect(),
-        }
+        Taken { state: self.state.take(), changes: self.changes.take() }
+    }
+
+    /// All interfaces of this node.
+    pub(super) fn endpoints(&self) -> Vec<Change> {
+        self.locals.values().map(|it| Change::Endpoint(it.endpoint())).collect()
     }
 
     /// How many interfaces have no answer.

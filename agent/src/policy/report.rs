@@ -153,6 +153,13 @@ pub(super) fn refused(why: &Refused) -> String {
                  after those of equal peers are joined, and {capacity} fit; use fewer ports and ranges"
             );
         }
+        Resource::Matches => {
+            return format!(
+                "{policy}peers of rules match sets of pods' labels or address blocks {needed} times or more, and \
+                 {capacity} are possible; select pods by what they have instead of by what they lack, and join \
+                 blocks that contain each other"
+            );
+        }
         Resource::Subjects => ("--max-vifs", 1),
         Resource::Peers => ("--max-policy-peers", 2),
         Resource::Rules => ("--max-policy-rules", 2),

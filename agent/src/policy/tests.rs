@@ -228,7 +228,7 @@ fn policy(name: &str, app: &str) -> Change {
 fn policy_of(namespace: &str, name: &str, spec: &serde_json::Value) -> Change {
     let object = json!({"metadata": {"namespace": namespace, "name": name, "uid": name}, "spec": spec});
     let object: PolicyObject = serde_json::from_str(&object.to_string()).unwrap();
-    Change::Policy(object::network_policy(&object))
+    Change::Policy(Arc::new(object::network_policy(&object)))
 }
 
 fn gone(name: &str) -> Change {

@@ -111,12 +111,13 @@ impl Worker {
             let is_quiet = waited.1.timed_out() && wait >= QUIET;
             drop(waited);
             if is_quiet && mem::take(&mut self.has_freed) {
+                shared.compiler().pack();
                 release();
             }
         }
     }
 
-    fn turn(&mut self, Taken { state, changes, endpoints }: Taken) {
+    fn turn(&mut self, Taken { state, changes }: Taken) {
         let shared = Arc::clone(&self.shared);
         let _turn = shared.turn();
         (self.not_before, self.retry_at) = (None, None);
@@ -129,7 +130,7 @@ impl Worker {
             Some(mut pending) => {
                 // All interfaces are added below.
                 pending.extend(changes.into_iter().filter(|it| !is_of_endpoint(it)));
-                self.replace(pending, endpoints);
+                self.replace(pending);
             }
             None => self.change(changes),
         }
@@ -145,8 +146,9 @@ impl Worker {
     }
 
     /// Compiles a complete state, and replaces all rows.
-    fn replace(&mut self, pending: Queue, endpoints: Vec<Change>) {
+    fn replace(&mut self, pending: Queue) {
         let shared = Arc::clone(&self.shared);
+        let endpoints = shared.inbox().endpoints();
         let subjects = shared.maps.subjects();
         let began = Instant::now();
         let (current, epoch) = {
@@ -172,8 +174,9 @@ impl Worker {
         self.is_live = true;
         self.report.held(&self.held);
         let rows: Vec<Op> = compiler.rows().all().collect();
-        // Dropped without the lock: the old state may be large.
-        let _old = mem::replace(&mut *shared.compiler(), compiler);
+        // Dropped before the rows are written, and without the lock: both may be large.
+        let old = mem::replace(&mut *shared.compiler(), compiler);
+        drop((old, pending));
         self.write(|| install(&*shared.maps, &subjects, &rows, table));
         self.retry_held();
     }
@@ -271,15 +274,13 @@ impl Worker {
         // In this order: a watch that writes to the inbox waits for no reader of the compiler.
         let compiler = shared.compiler();
         let mut inbox = shared.inbox();
-        let ids: Vec<EndpointId> =
-            inbox.locals.keys().filter(|id| !inbox.is_outdated(**id)).copied().collect();
+        let asking = inbox.locals.iter().filter(|(_, local)| local.answer != Answer::Admitted);
+        let asking = asking.map(|(id, _)| *id).filter(|id| !inbox.is_outdated(*id));
         let obstacle = shared.obstacle();
-        for id in ids {
+        for id in asking.collect::<Vec<EndpointId>>() {
             let Some(local) = inbox.locals.get_mut(&id) else { continue };
-            if local.answer != Answer::Admitted {
-                let is_there = compiler.rows().endpoint(id).is_some();
-                local.answer = self.answer_of(id, local, obstacle.as_deref(), is_there);
-            }
+            let is_there = compiler.rows().endpoint(id).is_some();
+            local.answer = self.answer_of(id, local, obstacle.as_deref(), is_there);
         }
         drop(compiler);
         shared.answered.notify_all();

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    sync::Arc,
 };
 
 use anyhow::{Context as _, bail};
@@ -100,12 +101,13 @@ impl Objects {
             }
             ("NetworkPolicy", "networking.k8s.io" | "") => {
                 self.mentioned.insert(named(&mut object, "NetworkPolicy", Some("default"))?);
-                self.changes.push(Change::Policy(object::network_policy(&decode(&object)?)));
+                self.changes.push(Change::Policy(Arc::new(object::network_policy(&decode(&object)?))));
                 Ok(())
             }
             ("ClusterNetworkPolicy", "policy.networking.k8s.io" | "") => {
                 named(&mut object, "ClusterNetworkPolicy", None)?;
-                self.changes.push(Change::Policy(object::cluster_network_policy(&decode(&object)?)?));
+                self.changes
+                    .push(Change::Policy(Arc::new(object::cluster_network_policy(&decode(&object)?)?)));
                 Ok(())
             }
             (kind, _) if kind.contains("NetworkPolicy") => bail!(

@@ -23,7 +23,8 @@ pub(crate) struct Bit {
     run: Run,
     pub(crate) any: bool,
     pub(crate) any_pod: bool,
-    pub(crate) predicates: BTreeSet<Arc<Predicate>>,
+    /// Those of rules with other peers may repeat.
+    pub(crate) predicates: Vec<Arc<Predicate>>,
     pub(crate) ports: PortSet,
     /// The rules, by policy and number.
     pub(crate) rules: Vec<(usize, usize)>,
@@ -85,7 +86,7 @@ impl Bit {
         self.ports.clone()
     }
 
-    fn peers(&self) -> (bool, bool, BTreeSet<Arc<Predicate>>) {
+    fn peers(&self) -> (bool, bool, Vec<Arc<Predicate>>) {
         (self.any, self.any_pod, self.predicates.clone())
     }
 
@@ -93,8 +94,9 @@ impl Bit {
     fn join(&mut self, mut other: Self) {
         self.any |= other.any;
         self.any_pod |= other.any_pod;
-        // `append` would build the whole set again for each rule.
-        self.predicates.extend(other.predicates);
+        if self.predicates != other.predicates {
+            self.predicates.append(&mut other.predicates);
+        }
         self.rules.append(&mut other.rules);
         if self.ports != other.ports {
             self.ports.append(other.ports);
@@ -176,7 +178,7 @@ fn runs(policies: &[Arc<CompiledPolicy>], direction: Direction, ports: &[NamedPo
                 run: (discriminant(&policy.policy.tier), rule.action),
                 any: rule.any,
                 any_pod: rule.any_pod,
-                predicates: rule.predicates.iter().cloned().collect(),
+                predicates: rule.predicates.clone(),
                 ports,
                 rules: vec![(p, r)],
             };

@@ -1,6 +1,6 @@
 //! The blocks that rulesets ask about, by their edges: the prefixes at which the answer changes.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, mem::take};
 
 use super::predicate::PredicateId;
 use crate::{
@@ -17,6 +17,8 @@ pub(crate) struct Blocks {
     lengths: Map<(bool, u8), usize>,
     /// Edges whose class has to be determined.
     pub(crate) dirty: BTreeSet<Prefix>,
+    /// The CIDRs of blocks that have come or gone, in which nothing is noted yet.
+    changed: BTreeSet<Prefix>,
 }
 
 /// What an edge means for a block.
@@ -31,19 +33,47 @@ journaled!(Blocks { edges, lengths });
 // === impl Blocks ===
 
 impl Blocks {
-    pub(crate) fn add(&mut self, block: &Block, id: PredicateId, store: &Store, work: &mut Work) {
+    /// Adds a block. [`Self::note`] has to follow.
+    pub(crate) fn add(&mut self, block: &Block, id: PredicateId) {
+        self.changed.insert(block.cidr);
         for (prefix, side) in edges(block) {
             self.edges.insert((prefix, id, side));
             self.count(prefix, |n| n + 1);
+            self.dirty.insert(prefix);
         }
-        self.touch(block, store, work);
     }
 
-    pub(crate) fn remove(&mut self, block: &Block, id: PredicateId, store: &Store, work: &mut Work) {
-        self.touch(block, store, work);
+    /// Removes a block. [`Self::note`] has to follow.
+    pub(crate) fn remove(&mut self, block: &Block, id: PredicateId) {
+        self.changed.insert(block.cidr);
         for (prefix, side) in edges(block) {
             self.edges.remove(&(prefix, id, side));
             self.count(prefix, |n| n.saturating_sub(1));
+            self.dirty.insert(prefix);
+        }
+    }
+
+    /// Notes all edges and addresses in the blocks that have come or gone: once, however many these are.
+    pub(crate) fn note(&mut self, store: &Store, work: &mut Work) {
+        let mut outer: Option<Prefix> = None;
+        for cidr in take(&mut self.changed) {
+            // In the order of prefixes, what contains others comes before them.
+            if outer.is_some_and(|it| it.covers(cidr)) {
+                continue;
+            }
+            outer = Some(cidr);
+            let last = cidr.last();
+            // In one address, no edge is but the block's own.
+            if last != cidr.addr() {
+                let start = (cidr, PredicateId::MIN, Side::Cidr);
+                let end = (Prefix::new(last, u8::MAX), PredicateId::MAX, Side::Except);
+                let inside = self.edges.range(start..=end).map(|(prefix, ..)| *prefix);
+                self.dirty.extend(inside.filter(|prefix| cidr.covers(*prefix)));
+            }
+            let claims = store.claims.range((cidr.addr(), PartyId::MIN)..);
+            let addresses = claims.map(|(addr, _)| *addr).take_while(|addr| *addr <= last);
+            let marked = store.marks.between(cidr.addr(), last);
+            work.addresses.extend(addresses.chain(marked).filter(|addr| cidr.contains(*addr)));
         }
     }
 
@@ -52,50 +82,35 @@ impl Blocks {
         self.at(prefix).next().is_some()
     }
 
-    /// The blocks that contain a prefix.
-    pub(crate) fn containing(&self, prefix: Prefix) -> BTreeSet<PredicateId> {
+    /// The predicates with a block that contains a prefix, in order.
+    pub(crate) fn containing(&self, prefix: Prefix) -> Vec<PredicateId> {
         let lengths = self.lengths.range((prefix.is_v4(), 0)..=(prefix.is_v4(), prefix.bits()));
-        let mut inside = BTreeSet::new();
+        let mut inside = Vec::new();
         let mut excepted = Vec::new();
         for ((_, len), _) in lengths {
             for (_, id, side) in self.at(Prefix::new(prefix.addr(), *len)) {
                 match side {
-                    Side::Cidr => {
-                        inside.insert(*id);
-                    }
+                    Side::Cidr => inside.push(*id),
                     Side::Except => excepted.push(*id),
                 }
             }
         }
-        excepted.iter().for_each(|id| {
-            inside.remove(id);
-        });
+        inside.sort_unstable();
+        inside.dedup();
+        excepted.sort_unstable();
+        // What has exceptions is of one block.
+        inside.retain(|id| excepted.binary_search(id).is_err());
         inside
     }
 
-    /// The blocks that contain an address.
-    pub(crate) fn of(&self, addr: Addr) -> BTreeSet<PredicateId> {
+    /// The predicates with a block that contains an address, in order.
+    pub(crate) fn of(&self, addr: Addr) -> Vec<PredicateId> {
         self.containing(Prefix::new(addr, u8::MAX))
     }
 
     fn at(&self, prefix: Prefix) -> impl Iterator<Item = &(Prefix, PredicateId, Side)> {
         let first = (prefix, PredicateId::MIN, Side::Cidr);
         self.edges.range(first..=(prefix, PredicateId::MAX, Side::Except))
-    }
-
-    /// Notes all edges and addresses in a block.
-    fn touch(&mut self, block: &Block, store: &Store, work: &mut Work) {
-        let last = block.cidr.last();
-        let start = (Prefix::before(block.cidr.addr()), PredicateId::MIN, Side::Cidr);
-        let end = (Prefix::new(last, u8::MAX), PredicateId::MAX, Side::Except);
-        let inside = self.edges.range(start..=end).map(|(prefix, ..)| *prefix);
-        let inside: Vec<_> = inside.filter(|prefix| block.cidr.covers(*prefix)).collect();
-        self.dirty.extend(inside);
-        self.dirty.extend(edges(block).map(|(prefix, _)| prefix));
-        let claims = store.claims.range((block.cidr.addr(), PartyId::MIN)..);
-        let addresses = claims.map(|(addr, _)| *addr).take_while(|addr| *addr <= last);
-        let marked = store.marks.between(block.cidr.addr(), last);
-        work.addresses.extend(addresses.chain(marked).filter(|addr| block.cidr.contains(*addr)));
     }
 
     fn count(&mut self, prefix: Prefix, change: impl Fn(usize) -> usize) {

@@ -6,12 +6,14 @@ use super::predicate::PredicateId;
 use crate::{
     journal::{Map, Set, journaled},
     rows::ClassId,
-    store::{NamedPort, Word},
+    store::{Digest, NamedPort, Word},
 };
 
 /// What addresses of one class have in common.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClassKey {
+    /// Of what follows. Most comparisons end here.
+    digest: Digest,
     pub(crate) is_pod: bool,
     /// The predicates that are true, in order.
     pub(crate) predicates: Vec<PredicateId>,
@@ -48,6 +50,11 @@ impl Classes {
 
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
+    }
+
+    /// The pairs of a class and a predicate that is true for it.
+    pub(crate) fn matches(&self) -> usize {
+        self.asked.len()
     }
 
     /// How many addresses and edges have the class.
@@ -143,6 +150,10 @@ impl Classes {
 // === impl ClassKey ===
 
 impl ClassKey {
+    pub(crate) fn new(is_pod: bool, predicates: Vec<PredicateId>, ports: Vec<NamedPort>) -> Self {
+        Self { digest: Digest::of(&(is_pod, &predicates, &ports)), is_pod, predicates, ports }
+    }
+
     /// Whether the key says nothing, so that no rows are needed.
     pub(crate) fn is_none(&self) -> bool {
         !self.is_pod && self.predicates.is_empty()

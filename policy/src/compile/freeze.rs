@@ -13,7 +13,7 @@ use std::{
 
 use super::{Compiler, rulesets::Ruleset, select::Switch, settle::Moved};
 use crate::{
-    EndpointId, RulesetId,
+    EndpointId, Refused, RulesetId,
     rows::{EndpointRow, Op},
     store::Work,
 };
@@ -22,12 +22,16 @@ impl Compiler {
     /// Gives copies of their old rulesets to endpoints that are about to get other ones, if labels that a
     /// ruleset sees change with that. Returns the rulesets that may be unused, and what has moved: a pod that
     /// has come to a group of copied predicates moves here.
-    pub(super) fn freeze(&mut self, switches: &[Switch], work: &mut Work) -> (BTreeSet<RulesetId>, Moved) {
+    pub(super) fn freeze(
+        &mut self,
+        switches: &[Switch],
+        work: &mut Work,
+    ) -> Result<(BTreeSet<RulesetId>, Moved), Refused> {
         let mut unused = BTreeSet::new();
         let (created, before) = (take(&mut work.created), take(&mut work.namespaces));
         // What has come to a new group is seen as it was until its row is written.
         if work.groups.is_subset(&created) {
-            return (unused, Moved::default());
+            return Ok((unused, Moved::default()));
         }
         let seen = take(&mut work.addresses);
         // The copies ask what is true of their members, too.
@@ -61,7 +65,7 @@ impl Compiler {
             rows.push((*endpoint, row));
         }
         // Of what has not changed, nothing sees these moves: the copies ask what the originals ask.
-        let moved = self.settle(work);
+        let moved = self.settle(work)?;
         work.addresses.extend(seen);
         for (endpoint, row) in rows {
             let old = self.out.rows.endpoint(endpoint).copied();
@@ -72,7 +76,7 @@ impl Compiler {
             [row.ingress, row.egress].into_iter().for_each(|id| self.rulesets.set_user(endpoint, id, true));
             self.out.emit(Op::Endpoint(endpoint, Some(row)));
         }
-        (unused, moved)
+        Ok((unused, moved))
     }
 
     fn copy(&mut self, id: RulesetId, work: &mut Work) -> RulesetId {

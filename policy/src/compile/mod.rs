@@ -58,6 +58,10 @@ pub struct Compiler {
     enforces: bool,
 }
 
+/// The matches that the compiler keeps at most of either kind, at about 40 bytes each. A policy of a megabyte
+/// may have ten thousand peers, each of which selects ten thousand pods or contains the others' blocks.
+const MAX_MATCHES: usize = 1 << 20;
+
 /// How much a compiler holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
@@ -132,6 +136,16 @@ impl Compiler {
         result.map(|()| delta)
     }
 
+    /// Gives back memory after large changes, which takes time.
+    pub fn pack(&mut self) {
+        self.store.pack();
+        self.predicates.pack();
+        self.blocks.pack();
+        self.classes.pack();
+        self.rulesets.pack();
+        self.out.rows.pack();
+    }
+
     /// The table of the rows.
     pub fn table(&self) -> Table {
         self.table
@@ -198,8 +212,12 @@ impl Compiler {
             Direction::Ingress => ruleset.key.ports.as_slice(),
             Direction::Egress => self.classes.key(class).map_or(&[][..], |it| &it.ports),
         };
+        let of = |(policy, rule): &(usize, usize)| {
+            Some(RuleId { policy: ruleset.policies.get(*policy)?.clone(), rule: *rule })
+        };
         let peers = rules.iter().filter_map(|id @ (policy, rule)| {
-            let rule = self.store.policies.get(policy)?.rules(direction)?.get(*rule)?;
+            let policy = self.store.policies.get(ruleset.policies.get(*policy)?)?;
+            let rule = policy.rules(direction)?.get(*rule)?;
             self.is_peer(rule, class).then_some((id, rule))
         });
         let mut candidates: Vec<_> = match traffic {
@@ -214,8 +232,7 @@ impl Compiler {
         if traffic.is_some() || candidates.iter().all(|(_, rule)| Some(&rule.ports) == first) {
             candidates.truncate(1);
         }
-        let (policy, rule) = candidates.first().map(|(id, _)| *id).or(rules.first())?;
-        let rule = RuleId { policy: policy.clone(), rule: *rule };
+        let rule = of(candidates.first().map(|(id, _)| *id).or(rules.first())?)?;
         Some(Decided { rule, of: candidates.len().max(1) })
     }
 
@@ -233,11 +250,12 @@ impl Compiler {
     fn sync(&mut self, mut work: Work) -> Result<(), Refused> {
         let switches = self.select(&mut work)?;
         self.out.fits()?;
-        let (mut unused, frozen) = self.freeze(&switches, &mut work);
+        let (mut unused, frozen) = self.freeze(&switches, &mut work)?;
         for group in take(&mut work.groups) {
             self.predicates.refresh(group, &self.store, &mut work);
+            self.out.may_match(self.predicates.matches())?;
         }
-        let mut moved = self.settle(&mut work);
+        let mut moved = self.settle(&mut work)?;
         // What the freeze found without a class still has its row, and was found once more.
         moved.keys.extend(frozen.keys);
         moved.is_translated |= frozen.is_translated;
@@ -246,7 +264,7 @@ impl Compiler {
         self.remove_gone(take(&mut moved.gone));
         self.renew_epochs(&moved);
         self.release(unused, &mut work);
-        let merged = self.settle(&mut work);
+        let merged = self.settle(&mut work)?;
         self.remove_gone(merged.gone);
         self.drop_empty(&work);
         self.out.fits()
@@ -337,6 +355,7 @@ impl Compiler {
                 self.touch_port(&name.name, work);
             }
         }
+        self.blocks.note(&self.store, work);
     }
 
     /// Adds the addresses of pods with a named port to the work.

@@ -1,5 +1,6 @@
 //! The rows as they should be, the changes that lead there, and whether they fit.
 
+use super::MAX_MATCHES;
 use crate::{
     Capacities, PolicyId, Refused, Resource,
     rows::{ClassId, Delta, NamedKey, Op, PortKey, Rows, RuleKey, RulesetId},
@@ -30,6 +31,13 @@ impl Output {
         if self.blame.as_ref() != policy {
             self.blame = policy.cloned();
         }
+    }
+
+    /// Whether the compiler may keep so many matches.
+    pub(crate) fn may_match(&self, needed: usize) -> Result<(), Refused> {
+        let (resource, capacity) = (Resource::Matches, MAX_MATCHES);
+        let refused = || Refused { resource, needed, capacity, policy: self.blame.clone() };
+        if needed > capacity { Err(refused()) } else { Ok(()) }
     }
 
     /// Sets or removes a row, if that changes anything. Rows above the capacity are only counted.
@@ -108,6 +116,7 @@ impl Output {
             Resource::Ports => capacities.ports,
             Resource::Subjects => capacities.endpoints,
             Resource::Bits => usize::from(crate::Mask::BITS),
+            Resource::Matches => MAX_MATCHES,
         };
         (self.rows.count(resource), capacity)
     }

@@ -6,28 +6,28 @@ use crate::{
 };
 
 /// The number of a predicate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PredicateId(pub(super) u32);
 
 /// A question about an address, asked by at least one ruleset. Equal questions are asked once.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Predicate {
     /// Is it of one of these pods?
     Pods(PodPredicate),
     /// Is it of one of these nodes?
     Nodes(Matcher),
-    /// Is it in this block?
-    Block(Block),
+    /// Is it in one of these blocks? If there are several, they have no exceptions.
+    Blocks(Vec<Block>),
 }
 
 /// Pods by namespace and labels.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PodPredicate {
     namespaces: NamespacePredicate,
     pub(crate) pods: Matcher,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum NamespacePredicate {
     Named(Word),
     Matching(Matcher),
@@ -49,7 +49,7 @@ impl Predicate {
             Self::Pods(PodPredicate { namespaces: NamespacePredicate::Matching(namespaces), pods }) => {
                 namespaces.is_all() && pods.is_all()
             }
-            Self::Pods(_) | Self::Nodes(_) | Self::Block(_) => false,
+            Self::Pods(_) | Self::Nodes(_) | Self::Blocks(_) => false,
         }
     }
 
@@ -63,7 +63,7 @@ impl Predicate {
         match self {
             Self::Pods(pods) => pods.holds_with(group, namespace),
             Self::Nodes(nodes) => group.namespace.is_none() && nodes.matches(&group.labels),
-            Self::Block(_) => false,
+            Self::Blocks(_) => false,
         }
     }
 }

@@ -9,14 +9,15 @@ use super::{
 use crate::{
     journal::{Map, Set, journaled},
     rows::RulesetId,
-    store::{Facet, Group, GroupId, Labels, Store, Word, Work},
+    store::{Digest, Facet, Group, GroupId, Labels, Store, Word, Work},
 };
 
 /// All predicates in use.
 #[derive(Default)]
 pub(crate) struct Predicates {
     predicates: Map<PredicateId, Arc<Predicate>>,
-    ids: Map<Arc<Predicate>, PredicateId>,
+    /// Those that are not frozen, by their digests; another predicate may have the same.
+    ids: Set<(Digest, PredicateId)>,
     /// Which rulesets ask.
     asked_by: Set<(PredicateId, RulesetId)>,
     /// Where each predicate on pods or nodes is to be found: `None` must be tried for every group.
@@ -42,10 +43,7 @@ impl Predicates {
         blocks: &mut Blocks,
         work: &mut Work,
     ) -> PredicateId {
-        let id = match self.ids.get(predicate) {
-            Some(id) => *id,
-            None => self.add(predicate, store, blocks, work),
-        };
+        let id = self.id(predicate).unwrap_or_else(|| self.add(predicate, store, blocks, work));
         self.asked_by.insert((id, ruleset));
         id
     }
@@ -60,7 +58,7 @@ impl Predicates {
     ) -> PredicateId {
         let Some(predicate) = self.predicates.get(&id).cloned() else { return id };
         let frozen = match *predicate {
-            Predicate::Block(_) => id,
+            Predicate::Blocks(_) => id,
             Predicate::Pods(_) | Predicate::Nodes(_) => self.fresh(),
         };
         self.asked_by.insert((frozen, ruleset));
@@ -93,13 +91,13 @@ impl Predicates {
         }
         let Some(predicate) = self.predicates.remove(&id) else { return };
         if !self.frozen.remove(&id) {
-            self.ids.remove(&predicate);
+            self.ids.remove(&(Digest::of(&*predicate), id));
             for anchor in anchors(&predicate) {
                 self.anchors.remove(&(anchor, id));
             }
         }
-        if let Predicate::Block(block) = &*predicate {
-            blocks.remove(block, id, store, work);
+        if let Predicate::Blocks(all) = &*predicate {
+            all.iter().for_each(|block| blocks.remove(block, id));
         }
         let groups: Vec<_> = self.groups_of(id).collect();
         for group in groups {
@@ -109,8 +107,16 @@ impl Predicates {
         }
     }
 
+    /// The pairs of a group and a predicate that holds for it.
+    pub(crate) fn matches(&self) -> usize {
+        self.of_group.len()
+    }
+
     pub(crate) fn id(&self, predicate: &Arc<Predicate>) -> Option<PredicateId> {
-        self.ids.get(predicate).copied()
+        let digest = Digest::of(&**predicate);
+        let mut ids =
+            self.ids.range((digest, PredicateId::MIN)..=(digest, PredicateId::MAX)).map(|(_, id)| *id);
+        ids.find(|id| self.predicates.get(id) == Some(predicate))
     }
 
     pub(crate) fn asked_by(&self, id: PredicateId) -> impl Iterator<Item = RulesetId> {
@@ -173,12 +179,12 @@ impl Predicates {
     ) -> PredicateId {
         let id = self.fresh();
         self.predicates.insert(id, predicate.clone());
-        self.ids.insert(predicate.clone(), id);
+        self.ids.insert((Digest::of(&**predicate), id));
         for anchor in anchors(predicate) {
             self.anchors.insert((anchor, id));
         }
-        if let Predicate::Block(block) = &**predicate {
-            blocks.add(block, id, store, work);
+        if let Predicate::Blocks(all) = &**predicate {
+            all.iter().for_each(|block| blocks.add(block, id));
         }
         for group in matching(predicate, store) {
             self.of_group.insert((group, id));
@@ -222,14 +228,14 @@ fn anchors(predicate: &Predicate) -> Vec<Option<Facet>> {
             None => vec![None],
         },
         Predicate::Nodes(_) => vec![Some(Facet::Node)],
-        Predicate::Block(_) => Vec::new(),
+        Predicate::Blocks(_) => Vec::new(),
     }
 }
 
 /// The groups for which a predicate holds.
 fn matching(predicate: &Predicate, store: &Store) -> BTreeSet<GroupId> {
     let candidates: Vec<GroupId> = match predicate {
-        Predicate::Block(_) => Vec::new(),
+        Predicate::Blocks(_) => Vec::new(),
         Predicate::Nodes(_) => store.groups_with(&Facet::Node).collect(),
         Predicate::Pods(pods) => match (Facet::of(pods), pods.namespace_labels()) {
             (Some(facets), _) => facets.iter().flat_map(|it| store.groups_with(it)).collect(),

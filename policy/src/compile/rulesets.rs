@@ -38,8 +38,10 @@ pub(crate) struct Ruleset {
     pub(crate) predicates: BTreeMap<PredicateId, Mask>,
     /// The bits that a port name matches.
     pub(crate) names: Vec<(PortName, Mask)>,
-    /// The rules of each bit: the policy, and the rule's number.
-    pub(crate) rules: Vec<Vec<(PolicyId, usize)>>,
+    /// Its policies, in the order of judgement.
+    pub(crate) policies: Arc<[PolicyId]>,
+    /// The rules of each bit: the policy's place in `policies`, and the rule's number.
+    pub(crate) rules: Arc<[Vec<(usize, usize)>]>,
     /// The NetworkPolicies that isolate the subjects.
     pub(crate) isolating: Vec<PolicyId>,
     /// All ranges of ports, also if they are too many for the header.
@@ -194,17 +196,13 @@ impl Ruleset {
                 *names.entry(name.clone()).or_default() |= Mask::bit(n);
             }
         }
-        let rules = bits.bits.iter().map(|bit| {
-            let named =
-                bit.rules.iter().filter_map(|(policy, rule)| Some((policies.get(*policy)?.clone(), *rule)));
-            named.collect()
-        });
         Self {
             key: Arc::new(key),
             header: Arc::new(bits.header.clone()),
             predicates,
             names: names.into_iter().collect(),
-            rules: rules.collect(),
+            policies: policies.into(),
+            rules: bits.bits.iter().map(|bit| bit.rules.clone()).collect(),
             isolating: policies.iter().filter(|it| it.namespace.is_some()).cloned().collect(),
             ranges: if bits.header.has_ports { bits.ranges.clone() } else { Vec::new() },
             is_frozen: false,

@@ -95,6 +95,7 @@ impl Compiler {
             }
             self.rulesets.add(id, ruleset, &self.classes, &mut self.out);
         }
+        self.blocks.note(&self.store, work);
         Ok(switches)
     }
 
@@ -106,16 +107,18 @@ impl Compiler {
     ) -> Result<(RulesetId, Ruleset), Refused> {
         let bits = Bits::new(policies, key.direction, &key.ports)?;
         let id = self.rulesets.fresh(self.table);
+        let ids: Vec<PolicyId> = policies.iter().map(|it| it.policy.id.clone()).collect();
+        let blame = ids.iter().find(|it| work.policies.contains(it)).or(ids.last()).cloned();
+        self.out.blame(blame.as_ref());
         let mut predicates: BTreeMap<PredicateId, Mask> = BTreeMap::new();
         for (n, bit) in (0..).zip(&bits.bits) {
             let Bit { predicates: of_bit, .. } = bit;
             for predicate in of_bit {
                 let asked = self.predicates.ask(predicate, id, &self.store, &mut self.blocks, work);
                 *predicates.entry(asked).or_default() |= Mask::bit(n);
+                self.out.may_match(self.predicates.matches())?;
             }
         }
-        let ids: Vec<PolicyId> = policies.iter().map(|it| it.policy.id.clone()).collect();
-        let blame = ids.iter().find(|it| work.policies.contains(it)).or(ids.last()).cloned();
         let ruleset = Ruleset::new(key, &bits, predicates, &ids, blame);
         Ok((id, ruleset))
     }

@@ -11,7 +11,7 @@ use std::{
 
 use super::{Compiler, classes::ClassKey};
 use crate::{
-    Addr, Prefix,
+    Addr, Prefix, Refused,
     rows::{ClassId, Op, PeerRow},
     store::{Kind, Work},
 };
@@ -47,11 +47,16 @@ type Moves = BTreeMap<Arc<ClassKey>, Vec<Place>>;
 
 impl Compiler {
     /// Moves what the work names to where it belongs.
-    pub(super) fn settle(&mut self, work: &mut Work) -> Moved {
+    ///
+    /// # Errors
+    /// If the classes had too many predicates. Nothing has moved then.
+    pub(super) fn settle(&mut self, work: &mut Work) -> Result<Moved, Refused> {
         let addresses = take(&mut work.addresses).into_iter().map(Place::Address);
         let edges = take(&mut self.blocks.dirty).into_iter().map(Place::Edge);
         let mut moved = Moved::default();
         let mut from: BTreeMap<Option<ClassId>, Moves> = BTreeMap::new();
+        let mut matches = self.classes.matches();
+        let mut new_keys: BTreeSet<Arc<ClassKey>> = BTreeSet::new();
         for place in addresses.chain(edges) {
             let (old, new) = (self.class_of(place), self.key_of(place));
             let old_key = old.and_then(|id| self.classes.key(id)).cloned();
@@ -69,7 +74,13 @@ impl Compiler {
                 moved.keys.insert((old_key, new.clone()));
             }
             match new {
-                Some(new) => from.entry(old).or_default().entry(new).or_default().push(place),
+                Some(new) => {
+                    if self.classes.id(&new).is_none() && new_keys.insert(new.clone()) {
+                        matches += new.predicates.len();
+                        self.out.may_match(matches)?;
+                    }
+                    from.entry(old).or_default().entry(new).or_default().push(place);
+                }
                 None => moved.gone.push(place),
             }
         }
@@ -88,7 +99,7 @@ impl Compiler {
                 self.rename(class, &key, places);
             }
         }
-        moved
+        Ok(moved)
     }
 
     /// Removes the rows of what has no class any more.
@@ -209,7 +220,7 @@ impl Compiler {
     fn key_of(&self, place: Place) -> Key {
         let (is_pod, mut predicates, ports) = match place {
             Place::Edge(prefix) if self.blocks.has(prefix) => {
-                (false, self.blocks.containing(prefix).into_iter().collect(), Vec::new())
+                (false, self.blocks.containing(prefix), Vec::new())
             }
             Place::Edge(_) => return None,
             Place::Address(addr) => {
@@ -228,7 +239,7 @@ impl Compiler {
             }
         };
         predicates.sort_unstable();
-        Some(Arc::new(ClassKey { is_pod, predicates, ports }))
+        Some(Arc::new(ClassKey::new(is_pod, predicates, ports)))
     }
 
     fn members(&self, class: ClassId) -> impl Iterator<Item = Place> {

@@ -20,7 +20,8 @@ use std::{
     sync::Arc,
 };
 
-use self::{digest::Digest, marks::Marks};
+use self::marks::Marks;
+pub(crate) use digest::Digest;
 pub(crate) use party::{Group, GroupId, Kind, Party, PartyId, Uid};
 pub(crate) use policies::{CompiledPolicy, CompiledRule, PortSet};
 pub(crate) use ports::{NamedPort, PortName};

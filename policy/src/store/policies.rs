@@ -12,7 +12,7 @@ use crate::{
 pub(crate) struct CompiledPolicy {
     /// Another one for each change.
     pub(crate) version: u32,
-    pub(crate) policy: Policy,
+    pub(crate) policy: Arc<Policy>,
     pub(crate) subject: PodPredicate,
     ingress: Option<Vec<CompiledRule>>,
     egress: Option<Vec<CompiledRule>>,
@@ -50,7 +50,7 @@ pub(crate) struct Range {
 // === impl Store ===
 
 impl Store {
-    pub(super) fn set_policy(&mut self, policy: Policy, work: &mut Work) {
+    pub(super) fn set_policy(&mut self, policy: Arc<Policy>, work: &mut Work) {
         if self.policies.get(&policy.id).is_some_and(|old| old.policy == policy) {
             return;
         }
@@ -106,7 +106,7 @@ impl Store {
 // === impl CompiledPolicy ===
 
 impl CompiledPolicy {
-    fn new(policy: Policy, version: u32, words: &mut Words) -> Self {
+    fn new(policy: Arc<Policy>, version: u32, words: &mut Words) -> Self {
         let subject = PodPredicate::new(&policy.subject, words);
         let mut compile = |rules: &Option<Vec<Rule>>| {
             Some(rules.as_ref()?.iter().map(|rule| CompiledRule::new(rule, words)).collect())
@@ -135,17 +135,28 @@ impl CompiledRule {
             ports: PortSet::new(&rule.ports, words),
         };
         let peers = if let Peers::Of(peers) = &rule.peers { peers.as_slice() } else { &[] };
+        // Together, they need one class and one row of `RULES`, however many they are.
+        let mut plain = Vec::new();
         for peer in peers {
             let predicate = match peer {
                 Peer::Pods(set) => Predicate::Pods(PodPredicate::new(set, words)),
                 Peer::Nodes(selector) => Predicate::Nodes(Matcher::new(selector, words)),
-                Peer::Block(block) => Predicate::Block(block.clone()),
+                Peer::Block(block) if block.except.is_empty() => {
+                    plain.push(block.clone());
+                    continue;
+                }
+                Peer::Block(block) => Predicate::Blocks(vec![block.clone()]),
             };
             if predicate.is_any_pod() {
                 compiled.any_pod = true;
             } else {
                 compiled.predicates.push(Arc::new(predicate));
             }
+        }
+        if !plain.is_empty() {
+            plain.sort();
+            plain.dedup();
+            compiled.predicates.push(Arc::new(Predicate::Blocks(plain)));
         }
         compiled.predicates.sort();
         compiled.predicates.dedup();

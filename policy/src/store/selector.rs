@@ -4,10 +4,10 @@ use super::{word::Word, words::Words};
 use crate::{Condition, Selector};
 
 /// A selector; equal ones compare as equal.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Matcher(Box<[Test]>);
 
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Test {
     In(Word, Box<[Word]>),
     NotIn(Word, Box<[Word]>),

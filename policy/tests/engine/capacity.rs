@@ -6,7 +6,7 @@ use ferrule_policy::{
     Action, Because, Capacities, Change, Compiler, Decided, Direction, Op, PolicyId, Resource, RuleId, Table,
     lookup, shown,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     oracle::{self, Way},
@@ -276,4 +276,54 @@ fn rows_are_read_in_pages_whatever_row_the_last_page_ended_with() {
     let mut rows = compiler.rows().clone();
     rows.apply(&Op::Rule(key, None));
     assert_eq!(rows.after(Some(&all[place])).collect::<Vec<_>>(), all[place + 1..], "the row is gone");
+}
+
+/// A policy of the namespace `web` whose one rule has these peers.
+fn of_peers(peers: impl Iterator<Item = Value>) -> Change {
+    network_policy("web", "wide", &json!({"ingress": [{"from": peers.collect::<Vec<_>>()}]}))
+}
+
+#[test]
+fn peers_that_match_too_much_are_refused_before_they_take_memory() {
+    let mut world = world();
+    for i in 0..1_050 {
+        let address = format!("10.1.{}.{}", i / 250, i % 250 + 1);
+        world.add_pod("web", &format!("other{i}"), &address, &[("app", &format!("other{i}"))]);
+    }
+    let all_but = |i: u32| {
+        let except = format!("172.16.{}.{}/32", i / 250, i % 250 + 1);
+        json!({"ipBlock": {"cidr": "0.0.0.0/0", "except": [except]}})
+    };
+    let other_than = |i: u32| {
+        let label = json!([{"key": "app", "operator": "NotIn", "values": [format!("none{i}")]}]);
+        json!({"podSelector": {"matchExpressions": label}})
+    };
+    let mut engine = world.engine();
+    let (rows, usage): (Vec<_>, _) = (engine.compiler.rows().all().collect(), engine.compiler.usage());
+    // Each block contains what all others except, and each selector all pods.
+    for wide in [of_peers((0..1_050).map(all_but)), of_peers((0..1_050).map(other_than))] {
+        let refused = engine.compiler.apply([wide]).unwrap_err();
+        assert_eq!((refused.resource, refused.capacity), (Resource::Matches, 1 << 20), "{refused}");
+        assert!(refused.needed < (1 << 20) + 2_000, "{refused}: found out too late");
+        assert_eq!(refused.policy, Some(PolicyId::namespaced("web", "wide")));
+        assert!(engine.compiler.rows().all().eq(rows.iter().cloned()));
+        assert_eq!(engine.compiler.usage(), usage);
+    }
+    engine.apply([of_peers((0..50).map(all_but).chain((0..50).map(other_than)))]);
+}
+
+#[test]
+fn the_blocks_of_a_rule_need_one_class_and_one_row_of_rules() {
+    let world = world();
+    let mut engine = world.engine();
+    let (classes, rules) = (engine.compiler.usage().classes, engine.compiler.usage_of(Resource::Rules).0);
+    let block = |i: u32| json!({"ipBlock": {"cidr": format!("172.16.{}.{}/32", i / 250, i % 250)}});
+    engine.apply([of_peers((0..1_000).map(block))]);
+    assert_eq!(engine.compiler.usage_of(Resource::Blocks).0, 1_000);
+    assert_eq!(engine.compiler.usage().classes, classes + 1);
+    assert!(engine.compiler.usage_of(Resource::Rules).0 <= rules + 2);
+    let to = world.end("web/pod1");
+    let is_allowed = |from: &str| engine.allows(&world, End::Outside(from.parse().unwrap()), to, (TCP, 80));
+    assert!(is_allowed("172.16.0.0") && is_allowed("172.16.3.249"));
+    assert!(!is_allowed("172.16.4.0") && !is_allowed("172.15.0.0"));
 }

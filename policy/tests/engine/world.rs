@@ -1,6 +1,6 @@
 //! A small cluster, as JSON objects, and the engine that is fed with it.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use ferrule_policy::{
     Change, Compiler, Delta, Direction, Endpoint, EndpointId, Origin, Packet, Party, PolicyId, Rows, Trace,
@@ -69,13 +69,13 @@ pub fn network_policy(namespace: &str, name: &str, spec: &Value) -> Change {
     let object = json!({"metadata": {"namespace": namespace, "name": name, "uid": format!("{namespace}/{name}")},
         "spec": spec});
     let object: PolicyObject = serde_json::from_str(&object.to_string()).unwrap();
-    Change::Policy(object::network_policy(&object))
+    Change::Policy(Arc::new(object::network_policy(&object)))
 }
 
 pub fn cluster_policy(name: &str, spec: &Value) -> Change {
     let object = json!({"metadata": {"name": name, "uid": name}, "spec": spec});
     let object: PolicyObject = serde_json::from_str(&object.to_string()).unwrap();
-    Change::Policy(object::cluster_network_policy(&object).unwrap())
+    Change::Policy(Arc::new(object::cluster_network_policy(&object).unwrap()))
 }
 
 impl World {

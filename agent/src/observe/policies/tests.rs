@@ -26,7 +26,7 @@ fn compiler() -> Compiler {
     compiler
         .apply([
             Change::Namespace(serde_json::from_value(json!({"metadata": {"name": "web"}})).unwrap()),
-            Change::Policy(object::network_policy(&policy)),
+            Change::Policy(Arc::new(object::network_policy(&policy))),
             Change::Pod(pod("front", "10.1.0.2")),
             Change::Pod(pod("client", "10.2.0.2")),
             Change::HostAddresses(HOST.map(|it| it.parse().unwrap()).to_vec()),

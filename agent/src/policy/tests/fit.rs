@@ -168,10 +168,10 @@ fn a_policy_that_is_replaced_by_one_of_its_name_stays_in_force_if_the_other_does
     it.enforcer.submit(policy("other", "b"));
     drop(it.fake.wait("the thread writes", |it| it.is_waiting));
     let Change::Policy(large) = oversized("p", "a") else { unreachable!() };
-    let successor = ferrule_policy::Policy { uid: "successor".to_owned(), ..large };
+    let successor = ferrule_policy::Policy { uid: "successor".to_owned(), ..(*large).clone() };
     it.enforcer.submit(gone("p"));
     it.enforcer.submit(pod("c"));
-    it.enforcer.submit(Change::Policy(successor.clone()));
+    it.enforcer.submit(Change::Policy(Arc::new(successor.clone())));
     it.fake.stop(false);
     it.wait_until_healthy(false);
     assert_eq!(it.metrics.refused_of(Resource::Bits), (2, 1));

@@ -58,7 +58,7 @@ fn policy() -> News {
     News::Applied {
         key: ObjectKey::new("n", "p"),
         uid: "1".to_owned(),
-        change: Box::new(Change::Policy(policy)),
+        change: Box::new(Change::Policy(Arc::new(policy))),
     }
 }
 

@@ -1,5 +1,7 @@
 //! What the enforcer gets, by what the watches say.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::watch::Change as Watched;
 
@@ -25,9 +27,11 @@ fn change(kind: Kind, name: &str, uid: &str) -> Change {
     );
     use ferrule_policy::object::{cluster_network_policy, network_policy};
     match kind {
-        Kind::NetworkPolicy => Change::Policy(network_policy(&serde_json::from_str(&json).unwrap())),
+        Kind::NetworkPolicy => {
+            Change::Policy(Arc::new(network_policy(&serde_json::from_str(&json).unwrap())))
+        }
         Kind::ClusterNetworkPolicy => {
-            Change::Policy(cluster_network_policy(&serde_json::from_str(&json).unwrap()).unwrap())
+            Change::Policy(Arc::new(cluster_network_policy(&serde_json::from_str(&json).unwrap()).unwrap()))
         }
         Kind::Namespace => Change::Namespace(serde_json::from_str(&json).unwrap()),
         Kind::Pod => Change::Pod(serde_json::from_str(&json).unwrap()),
