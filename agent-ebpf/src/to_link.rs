@@ -3,12 +3,14 @@
 //! replies of a remote pod go through the stack, too. At an uplink, drops what others send into the tunnel of
 //! a node.
 
+use core::num::NonZeroU32;
+
 use agent_common::{DropReason, NodeEntry};
 
 use crate::{
     endpoints, flows,
     headers::Ethernet,
-    meta::{Meta, Sender},
+    meta::{Family, Meta, Sender},
     nodes,
     packet::{Packet, Stamp},
     policy, tunnels,
@@ -50,10 +52,12 @@ pub fn judge(packet: &Packet, link: Link) -> Result<(), DropReason> {
         // The kernel does not keep the interface of IPv6 fragments that it makes; without masquerading, the
         // source is the pod's. From an unknown pod, the packet is dropped.
         let from = match packet.ingress_ifindex() {
-            0 => source.map_or(0, core::num::NonZeroU32::get),
+            0 => source.map_or(0, NonZeroU32::get),
             from => from,
         };
-        policy::translated(packet, &meta, from)?;
+        if from != 0 || !is_of_another_tunnel(&meta, link) {
+            policy::translated(packet, &meta, from)?;
+        }
         // An uplink may lie on another one.
         packet.stamp(Stamp::Checked);
     }
@@ -64,6 +68,14 @@ pub fn judge(packet: &Packet, link: Link) -> Result<(), DropReason> {
         flows::record(packet, &meta, client.get(), flows::REMOTE);
     }
     Ok(())
+}
+
+/// Whether a packet without an interface, and from no pod, is the outer one of another program's tunnel, whose
+/// device has taken the interface from the packet (`skb_scrub_packet`). The pod's packet is inside: it has left
+/// by that device, and the rules would judge the other end of the tunnel.
+#[inline(always)]
+fn is_of_another_tunnel(meta: &Meta, link: Link) -> bool {
+    link == Link::Uplink && (meta.family == Family::Ipv4 || !meta.is_fragment())
 }
 
 #[inline(always)]

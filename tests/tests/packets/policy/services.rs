@@ -32,6 +32,10 @@ const VIP_V6: Ipv6Address = v6([0xfd00, 0x96, 0, 0, 0, 0, 0, 10]);
 const TO_B: u16 = 80;
 const TO_FAR: u16 = 81;
 const TO_A: u16 = 82;
+/// This one leads to a host behind another program's tunnel.
+const TO_TUNNEL: u16 = 84;
+/// The tunnel's port.
+const TUNNEL: u16 = 8472;
 const BACKEND: u16 = 8080;
 const CLIENT: u16 = 40000;
 /// The network namespace of the pods' ends, and of the other end of the uplink.
@@ -234,6 +238,43 @@ fn a_host_behind_a_service_is_judged_where_packets_leave() {
         node.policed.apply([egress_to(far, TO_FAR)])?;
         node.expect("by the Service's port", &to_vip(TO_FAR, SYN), None)?;
         ensure!(node.drops(A)? == (2, 0), "{:?}", node.policed.counters()?);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// The rules do not see the packet inside, and must not judge the tunnel's other end in its place.
+#[test]
+fn a_packet_to_a_service_that_another_programs_tunnel_carries_passes_the_uplink() {
+    with_node([egress_to(json!({"ipBlock": {"cidr": "10.99.0.0/16"}}), BACKEND)], false, |node| {
+        let uplink = format!("pod{}", ONLY_V4.ifindex);
+        for (device, family, backend, (local, remote), service) in [
+            ("other4", "ip", "10.99.0.9", ("192.0.2.1", std::net::IpAddr::from(FAR_V4)), VIP.into()),
+            ("other6", "ip6", "fd00:99::9", ("2001:db8::1", FAR_V6.into()), std::net::IpAddr::from(VIP_V6)),
+        ] {
+            let ends = format!("local {local} remote {remote} dev {uplink}");
+            sys::run(&format!("ip link add {device} type vxlan id 1 dstport {TUNNEL} {ends}"))?;
+            sys::run(&format!("ip link set {device} up"))?;
+            sys::run(&format!("ip route add {backend} dev {device}"))?;
+            sys::run(&format!("ip neigh add {backend} lladdr 02:00:00:00:00:09 dev {device} nud permanent"))?;
+            let to = if service.is_ipv4() { format!("{backend}:{BACKEND}") } else { format!("[{backend}]:{BACKEND}") };
+            sys::run(&format!(
+                "nft add rule inet services there {family} daddr {service} tcp dport {TO_TUNNEL} dnat {family} to {to}"
+            ))?;
+        }
+        for frame in [to_vip(TO_TUNNEL, SYN), to_vip_v6(TO_TUNNEL, SYN)] {
+            node.a.send(&frame)?;
+            // The tunnel's device sends packets of its own, too.
+            let is_outer = |frame: &[u8]| {
+                let headers = if frame.get(12..14) == Some(&IPV4.to_be_bytes()) { 50 } else { 70 };
+                is_to(TUNNEL)(frame) && frame.get(headers..).is_some_and(is_to(BACKEND))
+            };
+            let outer = node.far.receive(PATIENCE, is_outer)?;
+            ensure!(outer.is_some(), "{:?}", node.policed.counters()?);
+        }
+        // What no tunnel carries is judged as before.
+        node.expect("to another host", &to_vip(TO_FAR, SYN), None)?;
+        ensure!(node.drops(A)? == (1, 0), "{:?}", node.policed.counters()?);
         Ok(())
     })
     .unwrap();
