@@ -377,6 +377,14 @@ impl Dataplane {
         self.writer().remove(ifindex, addresses)
     }
 
+    /// As [`Self::remove`], and keeps what judges the interface, for the time when it gets its entries again.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn withdraw(&self, ifindex: u32, addresses: Addresses) -> Result<(), MapFailure> {
+        self.writer().remove(ifindex, addresses)
+    }
+
     /// The counters of a host interface, summed over all CPUs; `None` if it has no entry.
     ///
     /// # Errors

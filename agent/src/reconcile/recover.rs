@@ -80,7 +80,8 @@ impl Recovery {
         let unwritten = self.write_entries(by_ifindex(&live).chain(by_ifindex(&foreign)));
         crash::point(Step::StartEntries);
         self.let_unjudged_pass(by_ifindex(&live).chain(by_ifindex(&foreign)));
-        for (ifindex, attachment) in by_ifindex(&live).chain(by_ifindex(&foreign)) {
+        // A lost interface may come back, as long as it is not restored.
+        for (ifindex, attachment) in by_ifindex(&live).chain(by_ifindex(&foreign)).chain(by_ifindex(&lost)) {
             self.engine.judge(ifindex, attachment);
         }
         unknown.iter().for_each(|(ifindex, addresses)| self.engine.judge_unknown(*ifindex, *addresses));

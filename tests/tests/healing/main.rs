@@ -151,6 +151,33 @@ fn deleted_interface_of_a_live_pod_is_recreated_identically() {
 }
 
 #[test]
+fn an_interface_that_was_moved_to_another_namespace_works_again_when_it_comes_back() {
+    with_agent(|node| {
+        let (pod, peer) = (node.attach("a")?, node.attach("b")?);
+        let (host, index) = (node.host_ifname(&pod)?, node.host_ifindex(&pod)?);
+        for is_restarted in [false, true] {
+            if is_restarted {
+                node.kill_agent()?;
+            }
+            let away = peer.path().display();
+            sys::run(&format!("ip link set {host} netns {away}"))?;
+            if is_restarted {
+                node.start_again()?;
+            }
+            sys::wait_until("the repair has failed", TIMEOUT, || {
+                Ok(node.count("ferrule_repairs_total{kind=\"link-gone\",outcome=\"failed\"}")? >= 1.0)
+            })?;
+            let agent = node.agent_pid().context("no agent runs")?;
+            peer.run(&format!("ip link set {host} netns {agent}"))?;
+            wait_until_healed(node, &pod, &peer).with_context(|| format!("by another agent: {is_restarted}"))?;
+            ensure!(node.host_ifindex(&pod)? == index, "the interface is another one");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn interface_deleted_while_no_agent_ran_is_recreated_before_serving() {
     with_agent_without_healing(|node| {
         let (pod, peer) = (node.attach("a")?, node.attach("b")?);

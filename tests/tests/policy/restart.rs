@@ -19,7 +19,7 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use super::fixture::{LABEL, attach, expect_isolated, first, isolate, reaches, wait_until_reaches};
+use super::fixture::{LABEL, TIMEOUT, attach, expect_isolated, first, isolate, reaches, wait_until_reaches};
 
 const AGENT: &str = "ferrule-agent";
 /// For an answer, with retransmissions.
@@ -61,7 +61,7 @@ fn pods_are_isolated_while_no_agent_runs_and_while_a_new_one_knows_no_policy() {
         expect_isolated(&c, &a)?;
         ensure!(reaches(&b, &a)?, "while no agent runs");
         start(node, &[])?;
-        sys::wait_until("the new agent's rows", super::fixture::TIMEOUT, || Ok(epoch(ifindex)? > before))?;
+        sys::wait_until("the new agent's rows", TIMEOUT, || Ok(epoch(ifindex)? > before))?;
         expect_isolated(&c, &a)?;
         ensure!(reaches(&b, &a)?, "by the rows of the new agent");
         node.stop_agent()?;
@@ -93,6 +93,45 @@ fn a_restored_interface_is_judged_as_the_lost_one_was_before_policies_are_listed
         ensure!(node.host_ifindex(&a)? != lost, "the interface is not a new one");
         expect_isolated(&c, &a)?;
         wait_until_reaches(&b, &a, true)
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_interface_restored_at_the_second_attempt_is_judged_as_the_lost_one_was() {
+    with_cluster(&[], |node, cluster| {
+        let a = attach(node, cluster, "a", &[LABEL])?;
+        let b = attach(node, cluster, "b", &[("role", "friend")])?;
+        let c = attach(node, cluster, "c", &[])?;
+        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
+        wait_until_reaches(&c, &a, false)?;
+        wait_until_reaches(&b, &a, true)?;
+        for is_early in [true, false] {
+            let (host, lost, address) = (node.host_ifname(&a)?, node.host_ifindex(&a)?, first(&a)?);
+            node.stop_agent()?;
+            take_away(cluster)?;
+            if is_early {
+                // The pod's end stays, and has the name of a new one.
+                sys::run(&format!("ip link set {host} netns {}", c.path().display()))?;
+            } else {
+                // The last step fails.
+                sys::run(&format!("ip link del {host}"))?;
+                sys::run(&format!("ip route add {address} dev uplink"))?;
+            }
+            start(node, &[])?;
+            sys::wait_until("a repair has failed", TIMEOUT, || {
+                Ok(node.count("ferrule_repairs_total{kind=\"link-gone\",outcome=\"failed\"}")? >= 1.0)
+            })?;
+            if is_early {
+                c.run(&format!("ip link del {host}"))?;
+            } else {
+                sys::run(&format!("ip route del {address} dev uplink"))?;
+            }
+            wait_until_reaches(&b, &a, true)?;
+            ensure!(node.host_ifindex(&a)? != lost, "the interface is not a new one");
+            expect_isolated(&c, &a)?;
+        }
+        Ok(())
     })
     .unwrap();
 }
