@@ -78,8 +78,12 @@ type Attempt<T> = (Instant, JoinHandle<Result<T, ApiError>>);
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that reading the configuration may take besides the plugin.
 const CONFIG_TIMEOUT: Duration = Duration::from_secs(2);
-/// The shortest interval between reloads after connect errors.
-const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
+/// The shortest interval between reloads after connect errors. Address or certificate may have changed, but
+/// more likely the network is down.
+const CONNECT_INTERVAL: Duration = Duration::from_secs(60);
+/// The shortest interval between reloads after refused credentials: each may start an exec plugin, and clients
+/// of the metrics cause requests.
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
 /// For the head of a response. The API server itself gives up after a minute.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// For a whole response that is no stream.
@@ -121,6 +125,11 @@ impl Api {
     }
 
     #[cfg(test)]
+    pub(super) fn reload(&self) {
+        self.current().is_stale = true;
+    }
+
+    #[cfg(test)]
     pub(super) async fn connected_to(&self) -> Result<String, ApiError> {
         Ok(self.connection().await?.url)
     }
@@ -143,18 +152,6 @@ impl Api {
         };
         *reading = None;
         Ok(read.unwrap_or_else(|error| Err(unusable(&error)))?.cluster_url.to_string())
-    }
-
-    /// Reads the configuration again before the next request, including token and certificates.
-    pub fn reload(&self) {
-        self.current().is_stale = true;
-    }
-
-    /// Like [`Self::reload`], at most once a minute. Address or certificate may have changed, but more likely
-    /// the network is down.
-    pub fn reload_after_connect_error(&self) {
-        let mut current = self.current();
-        current.is_stale |= current.tried_at.is_none_or(|at| at.elapsed() >= RELOAD_INTERVAL);
     }
 
     /// Waits until the server answers a request after one without an answer.
@@ -193,7 +190,23 @@ impl Api {
         timeout_at(deadline, collect(what, response, MAX_RESPONSE)).await.map_err(late)?
     }
 
-    async fn send(&self, what: &str, mut request: Request<Body>) -> Result<Response<Body>, ApiError> {
+    /// Sends a request, and reads the configuration again before the next one where the error says that it may
+    /// have changed: address, token and certificates.
+    async fn send(&self, what: &str, request: Request<Body>) -> Result<Response<Body>, ApiError> {
+        self.try_send(what, request).await.inspect_err(|error| self.reload_after(error))
+    }
+
+    pub(super) fn reload_after(&self, error: &ApiError) {
+        let interval = match error {
+            ApiError::Connect { .. } => CONNECT_INTERVAL,
+            error if error.is_unauthorized() => REFUSAL_INTERVAL,
+            _ => return,
+        };
+        let mut current = self.current();
+        current.is_stale |= current.tried_at.is_none_or(|at| at.elapsed() >= interval);
+    }
+
+    async fn try_send(&self, what: &str, mut request: Request<Body>) -> Result<Response<Body>, ApiError> {
         let headers = request.headers_mut();
         headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
         // A decompressed response would have no size limit, and the network path is short.

@@ -47,6 +47,10 @@ fn runs(dir: &Path) -> usize {
     fs::read_to_string(dir.join("runs")).unwrap_or_default().lines().count()
 }
 
+fn no_connection() -> ApiError {
+    ApiError::Connect { what: "look".to_owned(), source: Box::new(kube::Error::Service("refused".into())) }
+}
+
 /// Starting a plugin may take a second on a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -100,7 +104,7 @@ async fn the_old_connection_is_used_until_the_new_one_is_complete() {
     let before = runs(dir.path());
     let moved = fs::read_to_string(&path).unwrap().replace("127.0.0.1:9", "127.0.0.1:10");
     fs::write(&path, moved).unwrap();
-    api.reload_after_connect_error();
+    api.reload_after(&no_connection());
     assert_eq!(
         (api.connected_to().await.unwrap().as_str(), runs(dir.path())),
         ("http://127.0.0.1:9/", before),
@@ -234,7 +238,7 @@ async fn after_connect_errors_the_address_is_read_again_once_a_minute() {
     for port in 2..=13 {
         sleep(Duration::from_secs(10)).await;
         fs::write(&path, at(port)).unwrap();
-        api.reload_after_connect_error();
+        api.reload_after(&no_connection());
         seen.push(api.connected_to().await.unwrap());
     }
     seen.dedup();

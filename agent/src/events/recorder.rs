@@ -133,9 +133,6 @@ impl Recorder {
                 }
                 Err(error) => error,
             };
-            if error.is_unauthorized() {
-                self.api.reload();
-            }
             let retries = first && is_transient(&error);
             if !retries {
                 self.metrics.failed.inc();

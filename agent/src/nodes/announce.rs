@@ -104,9 +104,6 @@ impl Announcer {
                 Err(error) => {
                     let why = format!("{}{}", chain(&error), error.remedy());
                     self.health.unhealthy(format!("{why}; retrying"));
-                    if error.is_unauthorized() {
-                        self.api.reload();
-                    }
                     backoff.next_requested(error.retry_after(), Instant::now())
                 }
             };

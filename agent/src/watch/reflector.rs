@@ -53,7 +53,7 @@ use super::{
     wire::{Item, Undecodable},
 };
 use crate::{
-    api::{Api, ApiError},
+    api::Api,
     health::{Reporter, State},
     metrics::WatchMetrics,
 };
@@ -393,12 +393,6 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
     fn failed(&mut self, error: &WatchError) -> Retry {
         let watch = self.scope.name;
         self.counters.failure(error.reason());
-        match error {
-            // Token or certificate may have been renewed.
-            WatchError::Api(error) if error.is_unauthorized() => self.api.reload(),
-            WatchError::Api(ApiError::Connect { .. }) => self.api.reload_after_connect_error(),
-            _ => {}
-        }
         if error.is_unreachable() {
             self.confirmed("the API server cannot be asked");
         }

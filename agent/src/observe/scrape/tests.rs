@@ -2,10 +2,15 @@
 
 use std::{
     convert::Infallible,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpListener,
+    path::Path,
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 use http::{Request, Response as Answer};
@@ -164,7 +169,7 @@ async fn those_who_were_allowed_do_not_wait_for_strangers() {
     let reviewer = Reviewer::default();
     let guard = Arc::new(Guard::new(reviewer.api()));
     assert_eq!(guard.admit("good").await, Ok(()));
-    tokio::time::advance(std::time::Duration::from_secs(61)).await;
+    tokio::time::advance(Duration::from_secs(61)).await;
     for number in 0..300 {
         let guard = Arc::clone(&guard);
         tokio::spawn(async move { guard.admit(&format!("stranger-{number}")).await });
@@ -172,8 +177,8 @@ async fn those_who_were_allowed_do_not_wait_for_strangers() {
     tokio::task::yield_now().await;
     let began = tokio::time::Instant::now();
     assert_eq!(guard.admit("good").await, Ok(()));
-    assert!(began.elapsed() < std::time::Duration::from_millis(1), "{:?}", began.elapsed());
-    tokio::time::sleep(std::time::Duration::from_secs(10)).await;
+    assert!(began.elapsed() < Duration::from_millis(1), "{:?}", began.elapsed());
+    tokio::time::sleep(Duration::from_secs(10)).await;
     let asked = reviewer.asked.load(Ordering::Relaxed);
     assert!(
         asked <= 4 + 26,
@@ -199,10 +204,10 @@ async fn a_withdrawn_permission_ends_after_a_minute_at_most() {
     let reviewer = Reviewer::default();
     let guard = Guard::new(reviewer.api());
     assert_eq!(guard.admit("good").await, Ok(()));
-    tokio::time::advance(std::time::Duration::from_secs(59)).await;
+    tokio::time::advance(Duration::from_secs(59)).await;
     assert_eq!(guard.admit("good").await, Ok(()));
     assert_eq!(reviewer.asked.load(Ordering::Relaxed), 2);
-    tokio::time::advance(std::time::Duration::from_secs(2)).await;
+    tokio::time::advance(Duration::from_secs(2)).await;
     assert_eq!(guard.admit("good").await, Ok(()));
     assert_eq!(reviewer.asked.load(Ordering::Relaxed), 4);
 }
@@ -213,6 +218,69 @@ async fn without_the_api_server_no_client_gets_metrics_and_the_reason_is_named()
     let answer = server.get("/metrics", Some("good")).await;
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("API server"), "{answer}");
     assert!(!answer.contains("good"), "the token is no one's business: {answer}");
+}
+
+/// Starts an API server that accepts one token of agents, and lets each client read metrics.
+fn accept_only(token: Arc<Mutex<&'static str>>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut request = BufReader::new(stream.unwrap());
+            let (mut is_accepted, mut len) = (false, 0);
+            loop {
+                let mut line = String::new();
+                request.read_line(&mut line).unwrap();
+                let Some((name, value)) = line.trim_end().split_once(": ") else {
+                    if line.trim_end().is_empty() {
+                        break;
+                    }
+                    continue;
+                };
+                match name.to_lowercase().as_str() {
+                    "authorization" => is_accepted = value == format!("Bearer {}", token.lock().unwrap()),
+                    "content-length" => len = value.parse().unwrap(),
+                    _ => {}
+                }
+            }
+            request.read_exact(&mut vec![0; len]).unwrap();
+            let status = if is_accepted { "201 Created" } else { "401 Unauthorized" };
+            let body = json!({ "status": { "authenticated": true, "allowed": true } }).to_string();
+            let len = body.len();
+            let head = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n");
+            request.into_inner().write_all((head + &body).as_bytes()).unwrap();
+        }
+    });
+    address
+}
+
+fn write_kubeconfig(path: &Path, server: SocketAddr, token: &str) {
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{ "name": "c", "cluster": { "server": format!("http://{server}") } }],
+        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+        "users": [{ "name": "u", "user": { "token": token } }],
+    });
+    std::fs::write(path, config.to_string()).unwrap();
+}
+
+#[tokio::test]
+async fn after_the_agents_credential_was_refused_the_kubeconfig_is_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kubeconfig");
+    let token = Arc::new(Mutex::new("first"));
+    let server = accept_only(Arc::clone(&token));
+    write_kubeconfig(&path, server, "first");
+    let guard = Guard::new(Arc::new(Api::new(Some(path.clone()))));
+    assert_eq!(guard.admit("one").await, Ok(()));
+    *token.lock().unwrap() = "second";
+    write_kubeconfig(&path, server, "second");
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(2)).await;
+    tokio::time::resume();
+    let refused = guard.admit("two").await;
+    assert!(matches!(&refused, Err(Refusal::Unknown(why)) if why.contains("401")), "{refused:?}");
+    assert_eq!(guard.admit("two").await, Ok(()));
 }
 
 #[tokio::test]
@@ -238,11 +306,11 @@ async fn a_certificate_that_changes_on_disk_is_used_from_the_next_connection_on(
     let address = scrapes.listener.local_addr().unwrap();
     tokio::spawn(scrapes.serve());
     assert!(get(address, first, "/metrics", Some("good")).await.starts_with("HTTP/1.1 200"));
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    thread::sleep(Duration::from_millis(20));
     let second = write();
     assert!(get(address, second.clone(), "/metrics", Some("good")).await.starts_with("HTTP/1.1 200"));
     // Half of a renewal keeps what works.
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    thread::sleep(Duration::from_millis(20));
     std::fs::write(&chain, "no certificate").unwrap();
     assert!(get(address, second, "/metrics", Some("good")).await.starts_with("HTTP/1.1 200"));
 }

@@ -94,9 +94,6 @@ impl Feed {
                 Err(error) if error.is_unreachable() => retries.next_requested(None, Instant::now()),
                 Err(error) => {
                     tracing::warn!(%error, "retrying{}", error.remedy());
-                    if error.is_unauthorized() {
-                        api.reload();
-                    }
                     retries.next_requested(error.retry_after(), Instant::now())
                 }
             };
