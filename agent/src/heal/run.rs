@@ -144,10 +144,7 @@ impl Collected {
                 }
             }
             Notification::RangeRouteRemoved | Notification::Overrun => self.everything = true,
-            Notification::Forwarding(_)
-            | Notification::DefaultRoute
-            | Notification::AddressAdded
-            | Notification::AddressRemoved(_) => {}
+            Notification::Forwarding(_) | Notification::DefaultRoute | Notification::Address => {}
         }
         self.everything |= self.links.len() + self.replaced_routes.len() > CAPACITY;
     }
@@ -240,9 +237,7 @@ mod tests {
 
     #[test]
     fn default_routes_and_addresses_do_not_concern_pods_interfaces() {
-        for notification in
-            [Notification::DefaultRoute, Notification::AddressAdded, Notification::AddressRemoved(7)]
-        {
+        for notification in [Notification::DefaultRoute, Notification::Address] {
             assert!(collected(notification).is_empty());
         }
         assert!(collected(Notification::Overrun).everything);

@@ -40,8 +40,8 @@ pub enum Notification {
     RangeRouteRemoved,
     /// A default route was added, changed or deleted.
     DefaultRoute,
-    AddressAdded,
-    AddressRemoved(u32),
+    /// An address was added or removed.
+    Address,
     Forwarding(Forwarding),
     /// The socket's buffer overflowed, and the kernel dropped notifications: anything may have changed.
     Overrun,
@@ -154,15 +154,14 @@ fn parse(message: &[u8]) -> Option<Notification> {
     // `struct nlmsghdr`: length, type, flags, …
     let [_, _, _, _, a, b, c, d, ..] = *header;
     let (kind, flags) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
-    // `struct ifinfomsg`, `ifaddrmsg`, `ndmsg` and `tcmsg` have the interface's index at the same offset.
+    // `struct ifinfomsg`, `ndmsg` and `tcmsg` have the interface's index at the same offset.
     let index = || Some(u32::from_ne_bytes(*body.get(4..)?.first_chunk::<4>()?));
     match kind {
         RTM_NEWLINK | RTM_DELLINK => Some(Notification::Link(index()?)),
         RTM_NEWNEIGH | RTM_DELNEIGH | RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER => {
             Some(Notification::OnLink(index()?))
         }
-        RTM_NEWADDR => Some(Notification::AddressAdded),
-        RTM_DELADDR => Some(Notification::AddressRemoved(index()?)),
+        RTM_NEWADDR | RTM_DELADDR => Some(Notification::Address),
         // `struct rtmsg`: family, length of the destination's prefix, …
         RTM_NEWROUTE | RTM_DELROUTE if *body.get(1)? == 0 => Some(Notification::DefaultRoute),
         // `struct rtmsg`: … protocol, scope, type, …
@@ -194,7 +193,7 @@ fn route_attribute(body: &[u8], kind: u16) -> Option<Vec<u8>> {
 mod tests {
     use super::{
         super::netconf::Scope,
-        Notification::{AddressAdded, AddressRemoved, DefaultRoute, Link, OnLink, RouteReplaced},
+        Notification::{Address, DefaultRoute, Link, OnLink, RouteReplaced},
         *,
     };
 
@@ -213,13 +212,13 @@ mod tests {
     }
 
     #[test]
-    fn notifications_of_links_addresses_and_filters_name_the_link() {
+    fn notifications_of_links_and_filters_name_the_link_and_those_of_addresses_nothing() {
         let body = [&[0; 4][..], &7_u32.to_ne_bytes(), &[0; 8]].concat();
         assert_eq!(parse(&message(RTM_NEWLINK, 0, &body)), Some(Link(7)));
         assert_eq!(parse(&message(RTM_DELLINK, 0, &body)), Some(Link(7)));
         assert_eq!(parse(&message(RTM_DELTFILTER, 0, &body)), Some(OnLink(7)));
-        assert_eq!(parse(&message(RTM_NEWADDR, 0, &body)), Some(AddressAdded));
-        assert_eq!(parse(&message(RTM_DELADDR, 0, &body)), Some(AddressRemoved(7)));
+        assert_eq!(parse(&message(RTM_NEWADDR, 0, &body)), Some(Address));
+        assert_eq!(parse(&message(RTM_DELADDR, 0, &body)), Some(Address));
         assert_eq!(parse(&message(RTM_DELLINK, 0, &body[..6])), None);
         assert_eq!(parse(&[]), None);
     }

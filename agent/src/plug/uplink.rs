@@ -217,9 +217,9 @@ impl DefaultRoutes {
     fn may_change_by(&self, notification: Notification) -> bool {
         let is_uplink = |ifindex| self.interfaces.iter().any(|interfaces| interfaces.contains(&ifindex));
         match notification {
-            Notification::Link(ifindex) | Notification::AddressRemoved(ifindex) => is_uplink(ifindex),
-            // Host ends of pods have no addresses.
-            Notification::AddressAdded | Notification::DefaultRoute | Notification::Overrun => true,
+            Notification::Link(ifindex) => is_uplink(ifindex),
+            // Of any interface: the addresses are the node's own. Host ends of pods have none.
+            Notification::Address | Notification::DefaultRoute | Notification::Overrun => true,
             Notification::Forwarding(Forwarding { is_ipv4, scope: Scope::Interface(ifindex), .. }) => {
                 is_ipv4 && is_uplink(ifindex)
             }

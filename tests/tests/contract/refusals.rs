@@ -165,6 +165,22 @@ fn ipam_skips_the_nodes_own_addresses() {
 }
 
 #[test]
+fn ipam_has_an_address_again_that_another_interface_than_the_uplink_has_lost() {
+    on_node(|node| {
+        // The only one of the range.
+        sys::run("ip addr add 10.244.0.2/32 dev lo")?;
+        node.start_agent(&["10.244.0.0/30"])?;
+        let (runtime, pod) = (node.runtime()?, node.pod("a")?);
+        refused(node, TRY_AGAIN_LATER, || runtime.add(&pod))?;
+        // By then, the agent has read the addresses for the last time because of its own changes.
+        thread::sleep(Duration::from_secs(3));
+        sys::run("ip addr del 10.244.0.2/32 dev lo")?;
+        sys::wait_until("the address is allocated", Duration::from_secs(20), || Ok(runtime.add(&pod).is_ok()))
+    })
+    .unwrap();
+}
+
+#[test]
 fn ipam_skips_addresses_with_a_foreign_host_route() {
     with_agent(|node| {
         let first = node.attach("first")?;

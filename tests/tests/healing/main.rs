@@ -169,7 +169,8 @@ fn an_interface_that_was_moved_to_another_namespace_works_again_when_it_comes_ba
             })?;
             let agent = node.agent_pid().context("no agent runs")?;
             peer.run(&format!("ip link set {host} netns {agent}"))?;
-            wait_until_healed(node, &pod, &peer).with_context(|| format!("by another agent: {is_restarted}"))?;
+            wait_until_healed(node, &pod, &peer)
+                .with_context(|| format!("by another agent: {is_restarted}"))?;
             ensure!(node.host_ifindex(&pod)? == index, "the interface is another one");
         }
         Ok(())
