@@ -38,13 +38,14 @@ use crate::{
         netlink::{NetlinkError, Socket},
         nft::conntrack,
         nodes::{
-            advertisements::{self, AdvertisementError},
+            advertisements,
             areas::Areas,
             foreign::{self, Foreign, Sources},
             others::OtherRoutes,
             reach::reach,
             route::{self, Routes},
             rp_filter, rule,
+            setting::SettingError,
             tunnel::{self, TunnelError},
             uplink_filter::{self, Bare},
             xfrm::{self, Judge},
@@ -102,7 +103,11 @@ pub enum KeepError {
     #[error("cannot count what passes the tunnel and the uplinks")]
     Counters(#[source] MapFailure),
     #[error("cannot make the node's uplinks accept router advertisements")]
-    Advertisements(#[source] AdvertisementError),
+    Advertisements(#[source] SettingError),
+    #[error(
+        "cannot make the node's uplinks accept packets that come by another one than replies take (rp_filter)"
+    )]
+    Strict(#[source] SettingError),
     #[error("cannot make the tunnel to other nodes")]
     Tunnel(#[from] TunnelError),
     #[error("cannot write the nodes' addresses to the map NODES")]
@@ -358,9 +363,9 @@ impl Keeper {
         // Failures that cut this node off come first.
         let (_, tunnel_changed) = tunnel?;
         let changed = tunnel_changed | rows? | rules? | filtered? | !changes.is_empty();
-        loosened?;
-        advertised.map_err(KeepError::Advertisements)?;
         routed?;
+        loosened.map_err(KeepError::Strict)?;
+        advertised.map_err(KeepError::Advertisements)?;
         counted?;
         Ok(changed)
     }
@@ -492,7 +497,11 @@ impl KeepError {
     fn cuts_off(&self) -> bool {
         match self {
             Self::Netlink(_) | Self::Tunnel(_) | Self::Map(_) => true,
-            Self::SomeRoutes(_) | Self::Counters(_) | Self::Underlay(_) | Self::Advertisements(_) => false,
+            Self::SomeRoutes(_)
+            | Self::Counters(_)
+            | Self::Underlay(_)
+            | Self::Advertisements(_)
+            | Self::Strict(_) => false,
         }
     }
 }
@@ -556,4 +565,20 @@ fn summary(plan: &Plan) -> String {
     let direct = count(|it| matches!(it, super::way::Way::Direct { .. }));
     let vxlan = count(|it| matches!(it, super::way::Way::Vxlan { .. }));
     format!("ranges of other nodes: {direct} directly, {vxlan} by VXLAN")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plug::nodes::setting;
+
+    #[test]
+    fn a_strict_rp_filter_that_stays_is_named_and_does_not_cut_this_node_off() {
+        let refused = setting::change(&["ipv4/conf/lo/rp_filter".to_owned()], "no number").unwrap_err();
+        let error = KeepError::Strict(refused);
+        assert!(!error.cuts_off());
+        let text = chain(&error);
+        assert!(text.contains("net.ipv4.conf.lo.rp_filter") && !text.contains("tunnel"), "{text}");
+        assert!(KeepError::Tunnel(TunnelError::NoAnswer).cuts_off());
+    }
 }

@@ -1,34 +1,28 @@
 //! Router advertisements on the interfaces by which the node is reached.
 //!
 //! A host that forwards IPv6 ignores advertisements with `accept_ra` 1 (`ipv6_accept_ra` in `net/ipv6.h` of
-//! the kernel), and may lose its own default route. [`host::forward`] sees to the interfaces that exist when
+//! the kernel), and may lose its own default route. [`super::super::host::forward`] sees to the interfaces that exist when
 //! forwarding begins; one that comes later inherits forwarding, but not the other setting.
 
 use std::collections::BTreeSet;
 
 use rtnetlink::packet_route::link::LinkFlags;
 
-use super::super::{
-    host, link,
-    netlink::{NetlinkError, Socket},
-    sysctl::{self, SysctlError},
+use super::{
+    super::{
+        link,
+        netlink::{NetlinkError, Socket},
+        sysctl,
+    },
+    setting::{self, SettingError},
 };
-
-/// Settings that cannot be read or changed.
-#[derive(Debug, thiserror::Error)]
-pub enum AdvertisementError {
-    #[error("cannot read an interface")]
-    Netlink(#[from] NetlinkError),
-    #[error("cannot change a setting of an interface")]
-    Sysctl(#[from] SysctlError),
-}
 
 /// Makes these interfaces accept advertisements in spite of forwarding. Those that accept none stay so.
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn accept(host: &mut Socket, interfaces: &BTreeSet<u32>) -> Result<(), AdvertisementError> {
-    ignored(host, interfaces)?.iter().try_for_each(|setting| Ok(host::change(setting, "2")?))
+pub fn accept(host: &mut Socket, interfaces: &BTreeSet<u32>) -> Result<(), SettingError> {
+    setting::change(&ignored(host, interfaces)?, "2")
 }
 
 /// The settings, below `net/`, by which advertisements are ignored because of forwarding.

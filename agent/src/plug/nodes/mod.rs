@@ -10,6 +10,7 @@ pub mod reach;
 pub mod route;
 pub mod rp_filter;
 pub mod rule;
+pub mod setting;
 pub mod tunnel;
 pub mod uplink_filter;
 mod vni;

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 
 use super::{
     super::{
-        host, link,
+        link,
         netlink::{NetlinkError, Socket},
         sysctl,
     },
-    tunnel::TunnelError,
+    setting::{self, SettingError},
 };
 
 const ALL: &str = "ipv4/conf/all/rp_filter";
@@ -23,8 +23,8 @@ const STRICT: &str = "1";
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn loosen(host: &mut Socket, interfaces: &BTreeSet<u32>) -> Result<(), TunnelError> {
-    strict(host, interfaces)?.iter().try_for_each(|setting| Ok(host::change(setting, "2")?))
+pub fn loosen(host: &mut Socket, interfaces: &BTreeSet<u32>) -> Result<(), SettingError> {
+    setting::change(&strict(host, interfaces)?, "2")
 }
 
 /// The settings, below `net/`, by which filtering is strict.
