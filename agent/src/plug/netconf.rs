@@ -9,7 +9,8 @@ pub(super) const RTM_NEWNETCONF: u16 = 80;
 /// Attributes in `linux/netconf.h`.
 const NETCONFA_IFINDEX: u16 = 1;
 const NETCONFA_FORWARDING: u16 = 2;
-const ALL: i32 = -1;
+/// `NETCONFA_IFINDEX_ALL`, in the place of an interface's index.
+pub(super) const ALL: i32 = -1;
 /// `AF_INET` in `sys/socket.h`.
 const IPV4: u8 = 2;
 

@@ -1,6 +1,6 @@
 //! What others change by hand, and what happens to the uplink, is made good.
 
-use std::process::Command;
+use std::{process::Command, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
@@ -90,6 +90,22 @@ fn a_strict_check_of_sources_at_the_tunnel_is_loosened_again() {
             Ok(one.run(&format!("sysctl -n {setting}"))? == before)
         })?;
         a.addresses.iter().try_for_each(|address| three.ping(*address).map(drop))
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_strict_check_of_sources_of_the_whole_node_is_loosened_at_uplinks_at_once() {
+    with_pods(&[], |fabric, _| {
+        let [one, ..] = &fabric.nodes;
+        let uplink = "net.ipv4.conf.uplink.rp_filter";
+        one.run(&format!("sysctl -qw net.ipv4.conf.all.rp_filter=0 {uplink}=0"))?;
+        // By then, passes for other reasons are over.
+        thread::sleep(Duration::from_secs(3));
+        one.run("sysctl -qw net.ipv4.conf.all.rp_filter=1")?;
+        sys::wait_until("the uplink's check is loose", TIMEOUT, || {
+            Ok(one.run(&format!("sysctl -n {uplink}"))?.trim() == "2")
+        })
     })
     .unwrap();
 }

@@ -143,7 +143,13 @@ impl Scope {
                 // `struct netconfmsg`: a family, padded.
                 let index =
                     NlasIterator::new(body.get(4..)?).flatten().find(|it| it.kind() == NETCONF_IFINDEX)?;
-                if_of(u32::from_ne_bytes(index.value().try_into().ok()?), Concern::Ways)
+                let index = i32::from_ne_bytes(index.value().try_into().ok()?);
+                // The node-wide setting counts for all interfaces.
+                if index == netconf::ALL {
+                    Concern::Ways
+                } else {
+                    if_of(index.cast_unsigned(), Concern::Ways)
+                }
             }
             _ => Concern::Nothing,
         })
@@ -230,9 +236,11 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_relevant_on_an_interface_that_leads_to_nodes() {
-        let of = |index: u32| [&[2, 0, 0, 0, 8, 0, 1, 0][..], &index.to_ne_bytes()].concat();
+    fn a_setting_is_relevant_on_an_interface_that_leads_to_nodes_and_node_wide() {
+        let of = |index: i32| [&[2, 0, 0, 0, 8, 0, 1, 0][..], &index.to_ne_bytes()].concat();
         assert_eq!(concern(RTM_NEWNETCONF, &of(7)), Some(Concern::Ways));
         assert_eq!(concern(RTM_NEWNETCONF, &of(8)), Some(Concern::Nothing));
+        assert_eq!(concern(RTM_NEWNETCONF, &of(-1)), Some(Concern::Ways), "the node-wide one");
+        assert_eq!(concern(RTM_NEWNETCONF, &of(-2)), Some(Concern::Nothing), "that of new interfaces");
     }
 }
