@@ -304,7 +304,7 @@ impl View {
     pub const OWN_NODE: u8 = 2;
     /// The other end is the pod itself, through a Service.
     pub const HAIRPIN: u8 = 4;
-    /// To an address that the host translates, and judged afterwards.
+    /// To an address that the host may translate: each packet is judged afterwards.
     pub const UNJUDGED: u8 = 8;
 }
 

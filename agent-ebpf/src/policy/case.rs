@@ -58,6 +58,9 @@ pub struct Case {
     pub question: Cell<Question>,
     pub peer_key: Cell<Peer>,
     pub class: Cell<Class>,
+    /// Not 0 if the question is about what a pod sends to an address that the host may translate, now or once
+    /// its Service has another port.
+    pub may_translate: Cell<u32>,
     /// The bits whose peers contain the other end, and those of them whose ports contain the packet's.
     pub peers: [Cell<u64>; 4],
     pub bits: [Cell<u64>; 4],

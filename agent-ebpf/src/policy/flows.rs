@@ -220,7 +220,7 @@ fn settle(case: &Case) -> u32 {
     }
     // Gone since: the flow's next packet is judged once more.
     let Some(found) = find(case) else { return answer };
-    let unjudged = if answer & answer::DEFER != 0 { View::UNJUDGED } else { 0 };
+    let unjudged = unjudged(case);
     let is_forward = question.known == Question::FORWARD;
     // SAFETY: an entry stays writable until the program returns; aligned fields, to which other CPUs may
     // write, too.
@@ -325,13 +325,20 @@ pub fn begin(case: &Case) {
         origin::HAIRPIN => View::HAIRPIN,
         _ => 0,
     };
-    let unjudged = if case.answer.get() & answer::DEFER != 0 { View::UNJUDGED } else { 0 };
+    let unjudged = unjudged(case);
     case.begun.set(NewView {
         used: now(),
         epoch: case.subject.get().epoch,
         peer: case.question.get().peer,
         flags: (of_peer | of_origin | unjudged).into(),
     });
+}
+
+/// The flag of a flow that a later program judges, whatever the rules say of the address before its
+/// translation: a flow that the host does not translate now may be translated later.
+#[inline(always)]
+fn unjudged(case: &Case) -> u8 {
+    if case.may_translate.get() != 0 { View::UNJUDGED } else { 0 }
 }
 
 /// Whether the packet can be the first of a flow: the answers of one that ends, and of an echo, begin none.

@@ -83,6 +83,7 @@ fn classify(case: &Case) -> u32 {
     let (question, subject) = (case.question.get(), case.subject.get());
     let is_ingress = question.direction == direction::INGRESS;
     let ruleset = if is_ingress { subject.ingress } else { subject.egress };
+    case.may_translate.set(0);
     case.verdict.set(Verdict { reason: 0, ruleset, class: 0, bit: 0 });
     if ruleset == Subject::OPEN || is_ingress && question.origin == origin::OWN_NODE {
         return 0;
@@ -90,6 +91,7 @@ fn classify(case: &Case) -> u32 {
     // SAFETY: the fields are copied at once.
     if let Some(&Peer { class, flags }) = unsafe { PEERS.get(case.peer_key()) } {
         let is_translated = flags & (Peer::SERVICE | Peer::OWN_NODE) != 0;
+        case.may_translate.set(u32::from(is_translated) & !u32::from(is_ingress));
         let deferred = if question.may_defer != 0 && is_translated { answer::DEFER } else { 0 };
         if deferred != 0 && flags & Peer::OWN_NODE == 0 {
             return deferred;

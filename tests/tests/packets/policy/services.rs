@@ -36,6 +36,8 @@ const TO_A: u16 = 82;
 const TO_TUNNEL: u16 = 84;
 /// The tunnel's port.
 const TUNNEL: u16 = 8472;
+/// A port that the Service does not have at first.
+const LATER: u16 = 83;
 const BACKEND: u16 = 8080;
 const CLIENT: u16 = 40000;
 /// The network namespace of the pods' ends, and of the other end of the uplink.
@@ -275,6 +277,62 @@ fn a_packet_to_a_service_that_another_programs_tunnel_carries_passes_the_uplink(
         // What no tunnel carries is judged as before.
         node.expect("to another host", &to_vip(TO_FAR, SYN), None)?;
         ensure!(node.drops(A)? == (1, 0), "{:?}", node.policed.counters()?);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_flow_to_a_port_that_a_service_gets_later_is_judged_by_the_backend() {
+    // Any peer, at the Service's port only.
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{"ports": [{"port": LATER}]}]});
+    with_node([policy("a", rules)], false, |node| {
+        let (v4, v6) = (std::net::Ipv4Addr::from, std::net::Ipv6Addr::from);
+        for (vip, far) in [(v4(VIP).into(), v4(FAR_V4).into()), (v6(VIP_V6).into(), v6(FAR_V6).into())]
+            as [(std::net::IpAddr, std::net::IpAddr); 2]
+        {
+            sys::run(&format!("ip route add {vip} via {far} dev pod{} onlink", ONLY_V4.ifindex))?;
+        }
+        let (syn, syn_v6) = (to_vip(LATER, SYN), to_vip_v6(LATER, SYN));
+        for _ in 0..2 {
+            for frame in [&syn, &syn_v6] {
+                node.a.send(frame)?;
+                let left = node.far.receive(PATIENCE, is_to(LATER))?;
+                ensure!(left.is_some(), "not translated, by the uplink: {:?}", node.policed.counters()?);
+            }
+        }
+        let rule = "nft add rule inet services there";
+        sys::run(&format!(
+            "{rule} ip daddr {} tcp dport {LATER} dnat ip to {}:{BACKEND}",
+            v4(VIP),
+            v4(B.v4)
+        ))?;
+        let (vip, b) = (v6(VIP_V6), v6(B.v6));
+        sys::run(&format!("{rule} ip6 daddr {vip} tcp dport {LATER} dnat ip6 to [{b}]:{BACKEND}"))?;
+        for family in ["ipv4", "ipv6"] {
+            sys::run(&format!("conntrack -D -f {family} -p tcp"))?;
+        }
+        node.expect("translated now", &syn, None)?;
+        node.expect("translated now, IPv6", &syn_v6, None)?;
+        ensure!(node.drops(A)? == (2, 0), "{:?}", node.policed.counters()?);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_flow_older_than_its_service_is_judged_afterwards_also_if_a_reply_comes_first() {
+    let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
+    with_policies([policy("a", rules)], |node| {
+        let (there, back) =
+            (v4(A.v4, VIP, TCP, &segment(1000, 80, SYN)), v4(VIP, A.v4, TCP, &segment(80, 1000, SYN | ACK)));
+        node.check(&[("the request, judged by the address", Sends(A, there), true)])?;
+        add_service(node)?;
+        node.change(A, |subject| subject.epoch += 1)?;
+        node.check(&[("the reply", Receives(A, super::UPLINK, back), true)])?;
+        let flags: Vec<_> =
+            node.policy_pending.iter().filter_map(Result::ok).map(|(_, it)| it.flags).collect();
+        ensure!(flags == [View::UNJUDGED], "{flags:?}");
         Ok(())
     })
     .unwrap();
