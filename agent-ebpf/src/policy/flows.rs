@@ -218,8 +218,11 @@ fn settle(case: &Case) -> u32 {
         }
         return answer;
     }
-    // Gone since: the flow's next packet is judged once more.
-    let Some(found) = find(case) else { return answer };
+    let Some(found) = find(case) else {
+        // Gone since, so that the flow's next packet is judged once more; or a pair's, which only one end sees.
+        let may_be_of_pair = case.pair.get() == pair::NONE && answer & answer::DEFER == 0;
+        return if may_be_of_pair { answer | answer::PAIR } else { answer };
+    };
     let unjudged = unjudged(case);
     let is_forward = question.known == Question::FORWARD;
     // SAFETY: an entry stays writable until the program returns; aligned fields, to which other CPUs may

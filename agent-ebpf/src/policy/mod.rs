@@ -243,13 +243,16 @@ fn police_end(skb: *mut __sk_buff, case: &Case, is_receiver: bool) -> u32 {
     }
     let mut answer = ferrule_find_policy(is_receiver.into());
     if answer & answer::PAIR != 0 {
-        answer = ferrule_find_pair_at_end();
+        answer = ferrule_find_pair_at_end(0);
     }
     if answer & answer::ASK != 0 {
         if ferrule_classify_policy() & answer::ASK != 0 {
             ferrule_judge_policy();
         }
         answer = ferrule_settle_policy();
+        if answer & answer::PAIR != 0 {
+            answer |= ferrule_find_pair_at_end(1) & answer::KEEP;
+        }
     }
     // Of a flow with one entry for both ends, both answers decide.
     if answer & answer::BEGIN != 0 && case.pair.get() == pair::NONE {

@@ -4,7 +4,8 @@
 //! A pair is in the maps of the other flows, under the view of the pod with the lower interface
 //! ([`ViewKey::PAIR`]). Its epoch is the sum of both ends': epochs only grow, so that an equal sum means that
 //! the rules of neither end have changed since both have allowed the flow. After a change, both are asked
-//! again. A packet that takes the way through the stack finds the pair at each end by itself.
+//! again. A packet that takes the way through the stack finds the pair at each end by itself, and so does each
+//! packet once no policy judges one of the ends any more.
 
 use agent_common::{
     event::direction,
@@ -78,10 +79,11 @@ pub extern "C" fn ferrule_settle_pair(received: u32) -> u32 {
 }
 
 /// The pair of a packet that only the judged end sees, and that belongs to none of the end's views; also of a
-/// packet that an ICMP error quotes.
+/// packet that an ICMP error quotes. Once more with `is_allowed`, after the end's rules have allowed the packet:
+/// a pair whose other end no policy judges is one of the present rules then.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub extern "C" fn ferrule_find_pair_at_end() -> u32 {
+pub extern "C" fn ferrule_find_pair_at_end(is_allowed: u32) -> u32 {
     let Some(case) = case::get() else { return answer::ASK };
     let (own, is_egress) = (case.view.get(), case.end.get().direction == direction::EGRESS);
     if case.has(Case::HAS_QUOTE) {
@@ -89,7 +91,7 @@ pub extern "C" fn ferrule_find_pair_at_end() -> u32 {
         case.view.set(own);
         return if is_known { 0 } else { answer::ASK };
     }
-    let answer = look_up_at_end(case, own, is_egress);
+    let answer = look_up_at_end(case, own, is_egress, is_allowed != 0);
     if answer & answer::ASK == 0 {
         flows::remember_ports(case);
     }
@@ -97,30 +99,40 @@ pub extern "C" fn ferrule_find_pair_at_end() -> u32 {
 }
 
 #[inline(always)]
-fn look_up_at_end(case: &Case, own: case::View, is_egress: bool) -> u32 {
+fn look_up_at_end(case: &Case, own: case::View, is_egress: bool, is_allowed: bool) -> u32 {
     let Some((found, other)) = find(case) else { return answer::ASK };
+    let others = Judge::at(other);
     // SAFETY: an entry stays readable until the program returns; copied at once.
     let view = unsafe { *found.view };
     let (is_low, is_by_low) = (own.ifindex < other, view.flags & View::BEGUN_BY_PEER == 0);
     let is_own = is_low == is_by_low;
-    if is_current(case, &view, other) {
-        return flows::note(case, found, is_egress == is_own, is_egress == is_low);
+    if is_allowed {
+        // Otherwise, the other end has to be asked, too.
+        if !others.is_open() {
+            return 0;
+        }
+        // SAFETY: as in `renew`.
+        unsafe { (*found.view).epoch = sum(case, others) };
+    } else if !is_current(case, &view, others) {
+        // Also if the packet is denied: what the other end sends must not begin the flow the other way round.
+        // SAFETY: as in `renew`.
+        unsafe { (*found.view).used = now() };
+        case.view.set(own);
+        if case.question.get().known == Question::REPLACES {
+            // The answer would be noted in the end's own view, which has ended.
+            flows::forget(case);
+        }
+        let (flags, via) = if is_own { (0, 0) } else { (View::BEGUN_BY_PEER, other) };
+        return flows::ask_again(case, flags, via, is_egress == is_own);
     }
-    case.view.set(own);
-    if case.question.get().known == Question::REPLACES {
-        // The answer would be noted in the end's own view, which has ended.
-        flows::forget(case);
-    }
-    // The pair stays as it is: the other end has not been asked.
-    let (flags, via) = if is_own { (0, 0) } else { (View::BEGUN_BY_PEER, other) };
-    flows::ask_again(case, flags, via, is_egress == is_own)
+    flows::note(case, found, is_egress == is_own, is_egress == is_low)
 }
 
 /// Whether the flow of the case's view is that of a pair, by the present rules.
 #[inline(always)]
 fn is_known(case: &Case) -> bool {
     // SAFETY: as above.
-    find(case).is_some_and(|(found, other)| is_current(case, unsafe { &*found.view }, other))
+    find(case).is_some_and(|(found, other)| is_current(case, unsafe { &*found.view }, Judge::at(other)))
 }
 
 #[inline(always)]
@@ -221,7 +233,12 @@ fn find(case: &Case) -> Option<(Found, u32)> {
 
 /// Whether both ends' present rules have allowed the flow: those of the judged end, and of the other one.
 #[inline(always)]
-fn is_current(case: &Case, view: &View, other: u32) -> bool {
-    let other = Judge::at(other);
-    other.is_known() && other.unpack().epoch.wrapping_add(case.subject.get().epoch) == view.epoch
+fn is_current(case: &Case, view: &View, others: Judge) -> bool {
+    others.is_known() && sum(case, others) == view.epoch
+}
+
+/// The sum of both ends' epochs.
+#[inline(always)]
+fn sum(case: &Case, others: Judge) -> u32 {
+    others.unpack().epoch.wrapping_add(case.subject.get().epoch)
 }

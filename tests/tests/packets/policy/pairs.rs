@@ -208,6 +208,60 @@ fn a_pair_outlives_the_policies_of_one_end() {
 }
 
 #[test]
+fn a_pair_of_an_end_that_has_become_open_is_in_use_for_as_long_as_either_end_sends() {
+    for opened in [A, B] {
+        with_policies(only_a_calls_b(), |node| {
+            let (request, reply) =
+                (v4(A.v4, B.v4, UDP, &udp(5, 80, b"")), v4(B.v4, A.v4, UDP, &udp(80, 5, b"")));
+            node.check(&[
+                ("the request", Sends(A, request.clone()), true),
+                ("the reply", Sends(B, reply.clone()), true),
+            ])?;
+            node.change(opened, |subject| {
+                (subject.ingress, subject.egress) = (Subject::OPEN, Subject::OPEN);
+                subject.epoch += 1;
+            })?;
+            for _ in 0..3 {
+                age(node, 100_000)?;
+                node.check(&[("a reply, with an open end", Sends(B, reply.clone()), true)])?;
+            }
+            let view = the_pair(node)?;
+            let (of_a, of_b) = (node.judging(A)?, node.judging(B)?);
+            ensure!(view.epoch == of_a.epoch + of_b.epoch, "{view:?}");
+            let error = v4(B.v4, A.v4, ICMP, &icmp_error(3, &request));
+            node.check(&[
+                ("an error about the request", Sends(B, error), true),
+                ("one more request", Sends(A, request.clone()), true),
+            ])?;
+            ensure!(node.policy_flows.keys().count() == 1, "the answered pair is pending");
+            // The judged end's rules count.
+            node.apply([none(if opened.ifindex == A.ifindex { "b" } else { "a" })])?;
+            node.check(&[("other rules", Sends(A, request), false), ("the reply", Sends(B, reply), false)])
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn the_server_of_a_pair_that_is_denied_does_not_begin_the_flow_the_other_way_round() {
+    with_policies(only_a_calls_b(), |node| {
+        let reply = Ipv4 { ttl: 1, ..Ipv4::new(B.v4, A.v4, UDP) }.with(&udp(80, 5, b""));
+        node.check(&[
+            ("the request", Sends(A, v4(A.v4, B.v4, UDP, &udp(5, 80, b""))), true),
+            ("the reply by the stack", Sends(B, reply.clone()), true),
+        ])?;
+        // What the server begins is allowed.
+        node.apply([policy("b", json!({"policyTypes": ["Ingress"]}))])?;
+        for _ in 0..3 {
+            node.check(&[("the server goes on", Sends(B, reply.clone()), false)])?;
+            age(node, 100_000)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_pair_lets_nothing_in_at_the_next_pod_of_the_address() {
     // Once `B` is gone, another pod gets its address, and nothing may call that pod.
     with_policies(only_a_calls_b(), |node| {
