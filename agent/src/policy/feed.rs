@@ -27,7 +27,7 @@ use crate::{
     cluster::Node,
     events::Events,
     health::Reporter,
-    watch::{self as watches, Object, Sink},
+    watch::{self as watches, Object, ObjectKey, Sink},
 };
 
 /// Follows the cluster for an [`Enforcer`].
@@ -213,5 +213,11 @@ impl<T: Object, F: Fn(&T) -> Option<Change> + Send + Sync + 'static> Sink<T> for
             watches::Change::Synced => News::Listed,
         };
         self.feed.update(|state| state.apply(self.kind, self.generation, news));
+    }
+
+    /// The successor first: the removal alone would open pods for a while.
+    fn replace(&self, object: Arc<T>, key: ObjectKey, uid: String) {
+        self.apply(watches::Change::Applied(object));
+        self.apply(watches::Change::Gone { key, uid });
     }
 }

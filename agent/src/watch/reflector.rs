@@ -306,7 +306,6 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 }
                 let object = Arc::new(object);
                 let replaced = self.inventory.apply(&key, Arc::clone(&object), version);
-                self.removed(replaced);
                 self.checkpoint.changed(&key);
                 // A list has current versions only.
                 let current = if self.inventory.is_listing() {
@@ -315,8 +314,11 @@ impl<T: Object, S: Sink<T>> Reflector<T, S> {
                 } else {
                     self.unconfirmed.replace(&key, object)
                 };
-                if let Some(object) = current {
-                    self.sink.apply(Change::Applied(object));
+                match (current, replaced) {
+                    (Some(object), Some(Removed { key, uid })) => self.sink.replace(object, key, uid),
+                    (Some(object), None) => self.sink.apply(Change::Applied(object)),
+                    (None, Some(Removed { key, uid })) => self.sink.apply(Change::Gone { key, uid }),
+                    (None, None) => {}
                 }
                 self.count();
             }

@@ -25,4 +25,10 @@ impl<T> Change<T> {
 pub trait Sink<T>: Send + Sync + 'static {
     /// Must not block: the stream waits.
     fn apply(&self, change: Change<T>);
+
+    /// Applies an object with the name of another one, whose deletion was missed: `uid` is that one's.
+    fn replace(&self, object: Arc<T>, key: ObjectKey, uid: String) {
+        self.apply(Change::Gone { key, uid });
+        self.apply(Change::Applied(object));
+    }
 }

@@ -81,7 +81,7 @@ struct Test {
     stop: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
-/// The changes that the sink received, as short texts: `+a/u1`, `-a/u1`, `synced`.
+/// The changes that the sink received, as short texts: `+a/u1`, `-a/u1`, `a/u1>u2`, `synced`.
 #[derive(Clone, Default)]
 struct Changes(Arc<Mutex<Vec<String>>>);
 
@@ -109,6 +109,10 @@ impl Sink<TestObject> for Changes {
             Change::Gone { key, uid } => format!("-{}/{uid}", key.name()),
             Change::Synced => "synced".to_owned(),
         });
+    }
+
+    fn replace(&self, object: Arc<TestObject>, key: ObjectKey, uid: String) {
+        self.0.lock().unwrap().push(format!("{}/{uid}>{}", key.name(), object.uid()));
     }
 }
 
@@ -344,7 +348,7 @@ async fn an_expired_position_leads_to_a_relist_that_finds_missed_deletions() {
             Reply::Stream(vec![event("ADDED", "a", "u9", 30), bookmark(31, true), Step::Hang]),
         ]);
         sleep(secs(20)).await;
-        let expected = ["+a/u1", "synced", "+b/u2", "-a/u1", "+a/u9", "-b/u2"];
+        let expected = ["+a/u1", "synced", "+b/u2", "a/u1>u9", "-b/u2"];
         assert_eq!(test.changes(), expected, "{how}: `a` was replaced and `b` deleted");
         assert_eq!(test.position().as_deref(), Some("31"));
         let asked = &test.asked()[2].query;
@@ -445,7 +449,7 @@ async fn a_late_deletion_does_not_remove_a_successor_of_the_same_name() {
     let test =
         Test::start([listing([event("ADDED", "a", "u2", 12), event("DELETED", "a", "u1", 13), Step::Hang])]);
     sleep(secs(1)).await;
-    assert_eq!(test.changes(), ["+a/u1", "synced", "-a/u1", "+a/u2"]);
+    assert_eq!(test.changes(), ["+a/u1", "synced", "a/u1>u2"]);
 }
 
 #[tokio::test(start_paused = true)]

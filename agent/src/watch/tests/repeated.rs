@@ -19,7 +19,7 @@ async fn a_version_without_news_moves_the_position_and_reaches_neither_sink_nor_
     assert_eq!(test.position().as_deref(), Some("11"));
     assert_eq!(test.checkpoints.written.load(Ordering::SeqCst), 2, "the list");
     sleep(secs(5)).await;
-    assert_eq!(test.changes()[3..], ["-b/quiet-b", "+b/quiet-c"], "news");
+    assert_eq!(test.changes()[3..], ["b/quiet-b>quiet-c"], "news");
     assert_eq!(test.checkpoints.written.load(Ordering::SeqCst), 3);
 }
 

@@ -21,7 +21,9 @@ use crate::{
         feed::{News, state::Phase},
         tests::Fake,
     },
-    watch::{Change as Watched, Checkpoint, CheckpointStore, ObjectKey, SaveError, Settings, Update},
+    watch::{
+        Change as Watched, Checkpoint, CheckpointStore, ObjectKey, SaveError, Settings, Sink as _, Update,
+    },
 };
 
 /// The names of watches that have a checkpoint, without objects.
@@ -52,14 +54,21 @@ const SETTINGS: Settings = Settings {
     max_backoff: Duration::from_secs(30),
 };
 
+/// A feed whose enforcer has no thread.
+fn feed(maps: Fake, health: &Health) -> Arc<Feed> {
+    let enforcer = Enforcer::new(Arc::new(maps), Capacities::default(), Pods::default());
+    let (events, reporters) = (Events::disabled(EventMetrics::default()), Arc::new(Reporters::new("node-0")));
+    Feed::new(Arc::new(enforcer), events, reporters, health.component("policy-feed", false, ""))
+}
+
+fn object(uid: &str) -> PolicyObject {
+    let json = r#"{"metadata":{"namespace":"n","name":"p","uid":"UID"},"spec":{"podSelector":{}}}"#;
+    serde_json::from_str(&json.replace("UID", uid)).unwrap()
+}
+
 fn policy() -> News {
-    let object = r#"{"metadata":{"namespace":"n","name":"p","uid":"1"},"spec":{"podSelector":{}}}"#;
-    let policy = network_policy(&serde_json::from_str(object).unwrap());
-    News::Applied {
-        key: ObjectKey::new("n", "p"),
-        uid: "1".to_owned(),
-        change: Box::new(Change::Policy(Arc::new(policy))),
-    }
+    let change = Box::new(Change::Policy(Arc::new(network_policy(&object("1")))));
+    News::Applied { key: ObjectKey::new("n", "p"), uid: "1".to_owned(), change }
 }
 
 /// How long an agent in a cluster of 500 nodes waits with the list of all pods. `is_first`: the cluster had
@@ -75,14 +84,7 @@ async fn wait_of(is_first: bool) -> Duration {
     let health = Health::default();
     let metrics = Metrics::default().watch.clone();
     let watches = Arc::new(Watches::new(api, Arc::new(Checkpoints(&[])), SETTINGS, metrics, health.clone()));
-    let enforcer = Enforcer::new(Arc::new(Fake::default()), Capacities::default(), Pods::default());
-    let events = Events::disabled(EventMetrics::default());
-    let feed = Feed::new(
-        Arc::new(enforcer),
-        events,
-        Arc::new(Reporters::new("node-0")),
-        health.component("policy-feed", false, ""),
-    );
+    let feed = feed(Fake::default(), &health);
     for number in 0..500 {
         let node = format!(r#"{{"metadata":{{"name":"node-{number}","uid":"{number}"}}}}"#);
         feed.apply_node(&Watched::Applied(Arc::new(serde_json::from_str(&node).unwrap())));
@@ -129,14 +131,7 @@ async fn phases_without_an_answer(has: &'static [&'static str], maps: Fake, open
     let checkpoints = Arc::new(Checkpoints(has));
     let watches = Watches::new(Arc::clone(&api), checkpoints, SETTINGS, metrics, health.clone());
     let watches = Arc::new(watches);
-    let enforcer = Enforcer::new(Arc::new(maps), Capacities::default(), Pods::default());
-    let events = Events::disabled(EventMetrics::default());
-    let feed = Feed::new(
-        Arc::new(enforcer),
-        events,
-        Arc::new(Reporters::new("node-0")),
-        health.component("policy-feed", false, ""),
-    );
+    let feed = feed(maps, &health);
     let open_after = opens.then_some(Duration::from_secs(10));
     let task = tokio::spawn(Arc::clone(&feed).run(Arc::clone(&watches), api, open_after));
     sleep(Duration::from_secs(9)).await;
@@ -186,4 +181,30 @@ async fn a_cluster_without_policies_stays_open_for_an_agent_whose_api_server_han
         let phases = phases_without_an_answer(has, Fake::default(), false).await;
         assert_eq!(phases, [Phase::Open, Phase::Open], "{has:?}");
     }
+}
+
+#[test]
+fn a_policy_that_a_list_replaces_opens_no_pod_while_peers_are_gathered_or_followed() {
+    let feed = feed(Fake::default(), &Health::default());
+    let read = |it: &PolicyObject| Some(Change::Policy(Arc::new(network_policy(it)));
+    let policies = feed.channel(Kind::NetworkPolicy, None, read);
+    feed.discovered(Served::Nothing);
+    policies.apply(Watched::applied(object("1")));
+    policies.apply(Watched::Synced);
+    let replace = |uid: &str, by: &str| {
+        policies.replace(Arc::new(object(by)), ObjectKey::new("n", "p"), uid.to_owned());
+        let inner = feed.inner();
+        (inner.state.phase(), inner.state.policies(), inner.state.wanted())
+    };
+    // Of an open cluster, the next policy would begin another generation.
+    assert_eq!(replace("1", "2"), (Phase::Gathering, 1, Wanted::Gather(1)));
+    feed.apply_node(&Watched::Synced);
+    feed.set_own_addresses(&[]);
+    for kind in [Kind::Namespace, Kind::Pod, Kind::Service] {
+        feed.update(|state| state.apply(kind, Some(1), News::Listed));
+    }
+    assert_eq!(replace("2", "3"), (Phase::Enforcing, 1, Wanted::Follow(1)));
+    let inbox = feed.enforcer.0.inbox();
+    let are_new: Vec<_> = inbox.changes.iter().map(|it| matches!(it, Change::Policy(_))).collect();
+    assert_eq!(are_new, [true, false], "the thread may take one without the other");
 }
