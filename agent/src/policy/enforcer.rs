@@ -62,10 +62,7 @@ impl Enforcer {
     /// of none while the cluster has no policy. Until the first call, no new pod is admitted, and the rows of
     /// an earlier agent stay. Returns at once.
     pub fn replace(&self, state: Vec<Change>) {
-        let mut inbox = self.0.inbox();
-        // What came before is part of the state, or outdated. The interfaces are added again.
-        inbox.changes.take();
-        (inbox.state, inbox.expected) = (Some(state), None);
+        self.0.inbox().replace(state);
         self.0.arrived.notify_one();
     }
 

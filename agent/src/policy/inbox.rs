@@ -1,6 +1,10 @@
 //! What waits for the thread, and what the thread has answered.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
 use ferrule_policy::{Change, Endpoint, EndpointId, ObjectKey};
 
@@ -22,6 +26,8 @@ pub struct Interface {
 pub(super) struct Inbox {
     /// A complete state that replaces all that is known.
     pub(super) state: Option<Vec<Change>>,
+    /// Until when that state waits for UIDs.
+    uids_until: Option<Instant>,
     /// What is missing for a state that is known to be needed.
     pub(super) expected: Option<String>,
     /// Changes since then.
@@ -39,6 +45,8 @@ pub(super) struct Local {
     uid: String,
     /// The UID is that of the API. A static pod has another one than the kubelet says.
     is_final: bool,
+    /// Whether the compiler had a row when it was asked last.
+    pub(super) has_row: bool,
     pub(super) answer: Answer,
 }
 
@@ -58,16 +66,28 @@ pub(super) struct Taken {
     pub(super) changes: Vec<Change>,
 }
 
+/// The node's own pods can be known later than those of all nodes: their checkpoint is held back for half of
+/// this at most.
+const UIDS: Duration = Duration::from_secs(10);
+
 // === impl Inbox ===
 
 impl Inbox {
+    /// Replaces all that is known. What came before is part of the state, or outdated; the interfaces are added
+    /// again.
+    pub(super) fn replace(&mut self, state: Vec<Change>) {
+        self.changes.take();
+        (self.state, self.expected) = (Some(state), None);
+        self.uids_until = Some(Instant::now() + UIDS);
+    }
+
     /// Adds an interface, or replaces what is known of it.
     pub(super) fn add(&mut self, interface: Interface, pods: &Pods) {
         let uid = pods.api_uid(&interface.pod);
         let is_final = uid.is_some();
         let uid = uid.unwrap_or_else(|| interface.pod.uid.clone());
         let id = EndpointId(interface.ifindex);
-        let local = Local { interface, uid, is_final, answer: Answer::Waiting };
+        let local = Local { interface, uid, is_final, has_row: false, answer: Answer::Waiting };
         self.changes.push(Change::Endpoint(local.endpoint()));
         self.locals.insert(id, local);
     }
@@ -83,7 +103,7 @@ impl Inbox {
         let mut is_missing = false;
         for local in self.locals.values_mut().filter(|it| !it.is_final) {
             let Some(uid) = pods.api_uid(&local.interface.pod) else {
-                is_missing |= local.answer != Answer::Admitted;
+                is_missing |= !local.has_row;
                 continue;
             };
             local.is_final = true;
@@ -93,6 +113,26 @@ impl Inbox {
             }
         }
         is_missing
+    }
+
+    /// Whether the complete state has to wait for the UIDs of the node's own pods. Without the UID of a static
+    /// pod, nothing would be known of the pod, which an earlier agent's rows judge meanwhile.
+    pub(super) fn waits_for_uids(&self, pods: &Pods) -> bool {
+        let is_in_time = self.uids_until.is_some_and(|until| Instant::now() < until);
+        let Some(state) = self.state.as_ref().filter(|_| is_in_time && !pods.is_synced()) else {
+            return false;
+        };
+        let open = self.locals.values().filter(|it| !it.is_final);
+        let mut unknown: HashSet<&str> = open.map(|it| it.uid.as_str()).collect();
+        let mut has_policies = false;
+        for change in state {
+            match change {
+                Change::Pod(pod) => drop(unknown.remove(pod.metadata.uid.as_str())),
+                Change::Policy(_) => has_policies = true,
+                _ => {}
+            }
+        }
+        has_policies && !unknown.is_empty()
     }
 
     pub(super) fn take(&mut self) -> Taken {
@@ -124,6 +164,11 @@ impl Inbox {
 // === impl Local ===
 
 impl Local {
+    /// Whether nothing more can change the answer or the UID.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_final && self.answer == Answer::Admitted
+    }
+
     fn endpoint(&self) -> Endpoint {
         let Interface { ifindex, addresses, .. } = &self.interface;
         Endpoint { id: EndpointId(*ifindex), uid: self.uid.clone(), addresses: addresses.clone() }

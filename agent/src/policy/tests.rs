@@ -22,10 +22,12 @@ use crate::{
     events::Events,
     health::{Health, State},
     metrics::{EventMetrics, PolicyMetrics},
+    watch,
 };
 
 mod adds;
 mod fit;
+mod static_pods;
 
 /// Maps in memory, whose writer a test can stop, and make fail.
 #[derive(Default)]
@@ -164,10 +166,16 @@ impl Setup {
         Self::with_events(fake, capacities, (events, Arc::default()))
     }
 
+    /// With the node's own pods listed.
     fn with_events(fake: Fake, capacities: Capacities, events: (Events, Arc<Reporters>)) -> Self {
+        let pods = Pods::default();
+        pods.apply_pod(watch::Change::Synced);
+        Self::with_pods(fake, capacities, events, pods)
+    }
+
+    fn with_pods(fake: Fake, capacities: Capacities, events: (Events, Arc<Reporters>), pods: Pods) -> Self {
         let (fake, health, metrics) = (Arc::new(fake), Health::default(), PolicyMetrics::default());
         let maps = Arc::clone(&fake) as Arc<dyn Maps>;
-        let pods = Pods::default();
         let enforcer = Enforcer::new(maps, capacities, pods.clone());
         drop(enforcer.start(Report::new(&health, metrics.clone(), events)).unwrap());
         Self { fake, pods, enforcer, health, metrics }

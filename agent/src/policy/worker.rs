@@ -56,6 +56,8 @@ const MAX_HELD_PAUSE: Duration = Duration::from_secs(30);
 const HELD_SHARE: u32 = 20;
 /// Between two looks for the UIDs of static pods.
 const LOOK: Duration = Duration::from_millis(500);
+/// The same while a complete state waits for them.
+const LOOK_SOON: Duration = Duration::from_millis(50);
 /// Without a change for so long, free memory goes back to the kernel: changes seldom come alone.
 const QUIET: Duration = Duration::from_secs(1);
 /// Without anything to do.
@@ -93,6 +95,10 @@ impl Worker {
         loop {
             let mut inbox = shared.inbox();
             let is_missing = inbox.look_for_uids(&shared.pods);
+            if inbox.waits_for_uids(&shared.pods) {
+                drop(shared.arrived.wait_timeout(inbox, LOOK_SOON));
+                continue;
+            }
             let now = Instant::now();
             let left = |at: Option<Instant>| at.map(|at| at.saturating_duration_since(now));
             // Without a complete state, changes have to wait for one.
@@ -274,19 +280,21 @@ impl Worker {
         // In this order: a watch that writes to the inbox waits for no reader of the compiler.
         let compiler = shared.compiler();
         let mut inbox = shared.inbox();
-        let asking = inbox.locals.iter().filter(|(_, local)| local.answer != Answer::Admitted);
+        let asking = inbox.locals.iter().filter(|(_, local)| !local.is_settled());
         let asking = asking.map(|(id, _)| *id).filter(|id| !inbox.is_outdated(*id));
         let obstacle = shared.obstacle();
         for id in asking.collect::<Vec<EndpointId>>() {
             let Some(local) = inbox.locals.get_mut(&id) else { continue };
-            let is_there = compiler.rows().endpoint(id).is_some();
-            local.answer = self.answer_of(id, local, obstacle.as_deref(), is_there);
+            local.has_row = compiler.rows().endpoint(id).is_some();
+            if local.answer != Answer::Admitted {
+                local.answer = self.answer_of(id, local, obstacle.as_deref());
+            }
         }
         drop(compiler);
         shared.answered.notify_all();
     }
 
-    fn answer_of(&self, id: EndpointId, local: &Local, obstacle: Option<&str>, is_there: bool) -> Answer {
+    fn answer_of(&self, id: EndpointId, local: &Local, obstacle: Option<&str>) -> Answer {
         if let Some(why) = obstacle {
             return Answer::Refused(why.to_owned());
         }
@@ -295,7 +303,7 @@ impl Worker {
         }
         match self.held.obstacle(id, &local.interface.pod.namespace) {
             Some(why) => Answer::Refused(report::refused(why)),
-            None if is_there => Answer::Admitted,
+            None if local.has_row => Answer::Admitted,
             None => Answer::Waiting,
         }
     }

@@ -186,7 +186,7 @@ async fn a_cluster_without_policies_stays_open_for_an_agent_whose_api_server_han
 #[test]
 fn a_policy_that_a_list_replaces_opens_no_pod_while_peers_are_gathered_or_followed() {
     let feed = feed(Fake::default(), &Health::default());
-    let read = |it: &PolicyObject| Some(Change::Policy(Arc::new(network_policy(it)));
+    let read = |it: &PolicyObject| Some(Change::Policy(Arc::new(network_policy(it))));
     let policies = feed.channel(Kind::NetworkPolicy, None, read);
     feed.discovered(Served::Nothing);
     policies.apply(Watched::applied(object("1")));
