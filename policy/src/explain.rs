@@ -15,6 +15,8 @@ pub struct Explanation {
     pub egress: Judges,
     /// Whether the pod's namespace is audited: what is denied is recorded, and passes.
     pub is_audited: bool,
+    /// Whether the pod has ended, or uses the network of its node: no policy sees it.
+    pub is_ignored: bool,
 }
 
 /// What judges one direction.
@@ -40,8 +42,10 @@ pub enum Counted {
 impl Compiler {
     /// Explains a pod of any node; `None` if it is not known.
     pub fn explain(&self, namespace: &str, name: &str) -> Option<Explanation> {
-        let group = self.store.group(self.store.pod_named(namespace, name)?)?;
-        let policies = self.store.selecting(group);
+        let party = self.store.pod_named(namespace, name)?;
+        let group = self.store.group(party)?;
+        let is_ignored = party.kind == store::Kind::Ignored;
+        let policies = if is_ignored { Vec::new() } else { self.store.selecting(group) };
         let judges = |direction| {
             let policies = policies.iter().map(|it| &*it.policy);
             let policies: Vec<_> = policies.filter(|it| it.rules(direction).is_some()).cloned().collect();
@@ -51,7 +55,8 @@ impl Compiler {
         Some(Explanation {
             ingress: judges(Direction::Ingress),
             egress: judges(Direction::Egress),
-            is_audited: namespace.is_some_and(|it| it.is_audited),
+            is_audited: !is_ignored && namespace.is_some_and(|it| it.is_audited),
+            is_ignored,
         })
     }
 

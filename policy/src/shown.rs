@@ -33,6 +33,7 @@ pub fn explain(compiler: &Compiler, namespace: &str, name: &str) -> Option<agent
         egress: Some(judges(&explanation.egress, Direction::Egress)),
         audited: explanation.is_audited,
         state: None,
+        notes: explanation.is_ignored.then(|| unseen(namespace, name)).into_iter().collect(),
     })
 }
 
@@ -166,12 +167,14 @@ fn end(TracedEnd { pod, address, is_own_node, .. }: &TracedEnd) -> agent::Policy
 fn notes(end: &TracedEnd) -> Option<String> {
     let (namespace, name) = end.pod.as_ref()?;
     if end.is_ignored {
-        return Some(format!(
-            "{namespace}/{name} has ended, or has the network of its node: policies do not see the pod; for the \
-             pod's node, ask with `node` or with the node's address"
-        ));
+        let unseen = unseen(namespace, name);
+        return Some(format!("{unseen}; for the pod's node, ask with `node` or with the node's address"));
     }
     end.address.is_none().then(|| format!("{namespace}/{name} has no address: no block of addresses matches"))
+}
+
+fn unseen(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name} has ended, or has the network of its node: policies do not see the pod")
 }
 
 fn name(id: &PolicyId) -> agent::PolicyName {

@@ -165,7 +165,7 @@ fn what_the_agent_does_not_know_is_said() {
         ingress: Some(JudgedDirection { isolates: true, policies: vec![judging] }),
         egress: Some(JudgedDirection::default()),
         audited: true,
-        state: None,
+        ..ExplainPoliciesResponse::default()
     });
     told.drops = vec![DroppedPacket {
         time_ms: TIME * 1000,

@@ -44,6 +44,10 @@ pub(super) fn explanation(pod: &PodName, explained: &ExplainPoliciesResponse) ->
     if explained.audited {
         text.push_str("\n\nthe namespace is audited: what is denied is recorded, and passes");
     }
+    if let Some((first, more)) = explained.notes.split_first() {
+        text.push_str(&format!("\n{}", plain_line(first)));
+        more.iter().for_each(|note| text.push_str(&plain_line(note)));
+    }
     text
 }
 

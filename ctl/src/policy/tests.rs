@@ -195,6 +195,8 @@ what db/store sends: no NetworkPolicy isolates the pod: what no rule denies is a
 POLICY                         TIER     RULE               ACTION  PEERS           PORTS
 ClusterNetworkPolicy no-world  Admin 7  egress[0] \"world\"  Deny    203.0.113.0/24  any port";
     assert!(text.ends_with(expected), "{text}");
+    let noted = ExplainPoliciesResponse { notes: vec!["a".to_owned(), "b".to_owned()], ..explained.clone() };
+    assert!(show::explanation(&"db/store".parse().unwrap(), &noted).ends_with("any port\n\na\nb"));
     let audited = ExplainPoliciesResponse { audited: true, ..explained };
     assert!(show::explanation(&"db/store".parse().unwrap(), &audited).ends_with("is recorded, and passes"));
 }

@@ -1,7 +1,7 @@
 //! What `ferrulectl policy` shows.
 
 use ferrule_policy::{Counted, shown};
-use ferrule_proto::agent::{PolicyName, TracePoliciesResponse};
+use ferrule_proto::agent::{JudgedDirection, PolicyName, TracePoliciesResponse};
 use serde_json::json;
 
 use super::world::{End, TCP, World};
@@ -122,4 +122,19 @@ fn a_pod_that_policies_do_not_see_is_noted() {
     world.pods.get_mut("web/client").unwrap().host_network = false;
     let shown = trace(&world, world.end("web/client"), world.end("web/server"), 80);
     assert!(shown.notes.is_empty(), "{:?}", shown.notes);
+}
+
+#[test]
+fn nothing_judges_a_pod_that_policies_do_not_see() {
+    let mut world = world();
+    let explain = |world: &World| {
+        let shown = shown::explain(&world.engine().compiler, "web", "server").unwrap();
+        (shown.ingress.unwrap(), shown.egress.unwrap(), shown.notes)
+    };
+    let (ingress, _, notes) = explain(&world);
+    assert!(ingress.isolates && notes.is_empty(), "{notes:?}");
+    world.pods.get_mut("web/server").unwrap().host_network = true;
+    let (ingress, egress, notes) = explain(&world);
+    assert_eq!((ingress, egress), (JudgedDirection::default(), JudgedDirection::default()));
+    assert_eq!(notes, ["web/server has ended, or has the network of its node: policies do not see the pod"]);
 }
