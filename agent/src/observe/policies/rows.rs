@@ -14,7 +14,7 @@ use crate::nodes::Nodes;
 /// What the rows say at one end.
 #[derive(Debug)]
 pub(super) enum Side {
-    /// The end is no pod with a network of its own.
+    /// The end is no pod with a network of its own, or both ends are the same pod.
     NotJudged,
     /// With the reason.
     NoAnswer(String),
@@ -78,6 +78,10 @@ fn side(
     let Some((namespace, name)) = own.pod.as_ref().filter(|_| !own.is_ignored) else {
         return Side::NotJudged;
     };
+    // No such packet leaves the pod, whichever of its addresses the ends have.
+    if own.pod == peer.pod {
+        return Side::NotJudged;
+    }
     let Some(endpoint) = own.endpoint else {
         return Side::NoAnswer(format!("{namespace}/{name} is not on this node"));
     };

@@ -13,6 +13,9 @@ use crate::nodes::Node;
 /// The Node's address, and one that only the host knows.
 const HOST: [&str; 2] = ["192.0.2.1", "169.254.20.10"];
 
+/// The second address of the pod `front`.
+const SECOND: &str = "10.1.9.2";
+
 fn compiler() -> Compiler {
     let pod = |name: &str, address: &str| -> object::Pod {
         let metadata = json!({"namespace": "web", "name": name, "uid": name, "labels": {"app": name}});
@@ -31,6 +34,12 @@ fn compiler() -> Compiler {
             Change::Pod(pod("client", "10.2.0.2")),
             Change::HostAddresses(HOST.map(|it| it.parse().unwrap()).to_vec()),
             Change::Endpoint(Endpoint { id: EndpointId(7), uid: "front".to_owned(), addresses: Vec::new() }),
+            // Another interface of the same pod.
+            Change::Endpoint(Endpoint {
+                id: EndpointId(8),
+                uid: "front".to_owned(),
+                addresses: vec![SECOND.parse().unwrap()],
+            }),
         ])
         .unwrap();
     compiler
@@ -115,6 +124,18 @@ fn rows_that_decide_otherwise_disagree() {
     let shown = ask(pod("client"), pod("front"), 80, nothing).unwrap();
     assert!(shown.disagree && shown.allowed);
     assert_eq!(shown.ingress.unwrap().rows.unwrap().because, "the pod has no rows: nothing passes");
+}
+
+#[test]
+fn a_pod_reaches_its_other_interface_whatever_rows_say() {
+    let judging = |compiler: &Compiler, packet: &Packet| Ok(as_compiled(compiler, packet));
+    for (from, to) in [(pod("front"), address(SECOND)), (address(SECOND), pod("front"))] {
+        let shown = ask(from, to, 80, judging).unwrap();
+        assert_eq!((shown.allowed, shown.disagree), (true, false));
+        let (egress, ingress) = (shown.egress.unwrap(), shown.ingress.unwrap());
+        assert!(egress.because.starts_with("both ends are the same pod"), "{}", egress.because);
+        assert_eq!((egress.rows, ingress.rows), (None, None));
+    }
 }
 
 #[test]
