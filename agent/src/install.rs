@@ -3,6 +3,7 @@
 //! Each file is written under a temporary name and then renamed: a runtime sees the old file or the new one,
 //! never a part, and a shim in execution can be replaced (writing to it would fail with ETXTBSY).
 
+mod conflist;
 mod first;
 mod watch;
 
@@ -13,11 +14,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub use watch::Watch;
 
-use self::first::CONFLIST;
+use self::{conflist::Present, first::CONFLIST};
 
 /// The directories of the node's container runtime, and the agent's socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,15 @@ pub struct Install {
     pub conf_dir: PathBuf,
     /// The path by which the shim opens the agent's socket.
     pub socket: PathBuf,
+}
+
+/// The CNI configuration as the runtime has it now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Conflist {
+    /// Whether the file was missing, or what is the agent's in it was changed.
+    pub is_new: bool,
+    /// The plugins of other programs that run behind this one, in their order.
+    pub chained: Vec<String>,
 }
 
 /// A file that could not be installed. The previous file is unchanged.
@@ -87,13 +97,27 @@ impl Install {
         self.shim_from(&shipped.map_err(unknown)?)
     }
 
-    /// Installs the CNI configuration, and returns whether it was missing or another. Must follow readiness:
-    /// a runtime that finds the file reports the node's network as ready.
+    /// Installs the CNI configuration, with what other programs have appended to it. A file that has the
+    /// agent's part is left alone. Must follow readiness: a runtime that finds the file reports the node's
+    /// network as ready.
     ///
     /// # Errors
     /// If the directory cannot be written.
-    pub fn conflist(&self) -> Result<bool, InstallError> {
-        put(&self.conf_dir.join(CONFLIST), self.network()?.as_bytes(), 0o644)
+    pub fn conflist(&self) -> Result<Conflist, InstallError> {
+        let path = self.conf_dir.join(CONFLIST);
+        let mut network = self.network()?;
+        let Present { is_intact, others } = Present::read(&path, &network);
+        let chained = others.iter().filter_map(conflist::kind).map(str::to_owned).collect();
+        if is_intact {
+            // Left by a crash. A file system that is read-only by now is no reason to fail.
+            let _ = remove(&beside(&path));
+            return Ok(Conflist { is_new: false, chained });
+        }
+        if let Some(plugins) = network.get_mut("plugins").and_then(Value::as_array_mut) {
+            plugins.extend(others);
+        }
+        let is_new = put(&path, format!("{network:#}\n").as_bytes(), 0o644)?;
+        Ok(Conflist { is_new, chained })
     }
 
     /// Removes the CNI configuration, so that the runtime calls the plugin no more. Returns whether there was
@@ -149,7 +173,7 @@ impl Install {
 
     /// Runtimes with CNI 1.1 (containerd 2, CRI-O 1.31) choose the highest of `cniVersions` and so use STATUS
     /// and GC. Older ones (containerd 1.6 and 1.7) read `cniVersion` and would reject 1.1.0.
-    fn network(&self) -> Result<String, InstallError> {
+    fn network(&self) -> Result<Value, InstallError> {
         let mut plugin = json!({
             "type": SHIM,
             "capabilities": { "io.kubernetes.cri.pod-annotations": true, "portMappings": true, "bandwidth": true },
@@ -161,13 +185,12 @@ impl Install {
             let socket = socket.ok_or_else(|| InstallError::NotText { path: self.socket.clone() })?;
             plugin.insert("socket".to_owned(), socket.into());
         }
-        let network = json!({
+        Ok(json!({
             "cniVersion": "1.0.0",
             "cniVersions": ["1.0.0", "1.1.0"],
             "name": "ferrule",
             "plugins": [plugin],
-        });
-        Ok(format!("{network:#}\n"))
+        }))
     }
 }
 
@@ -397,6 +420,34 @@ mod tests {
     }
 
     #[test]
+    fn an_upgrade_keeps_the_entries_of_others_and_a_removal_does_not() {
+        let (_dir, mut install) = node();
+        let path = install.conf_dir.join("05-ferrule.conflist");
+        let plugins = || {
+            let network: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            network["plugins"].as_array().unwrap().clone()
+        };
+        assert_eq!(install.conflist().unwrap(), Conflist { is_new: true, chained: Vec::new() });
+        let mut network: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        network["plugins"].as_array_mut().unwrap().push(json!({ "type": "istio-cni", "log_level": "info" }));
+        fs::write(&path, network.to_string()).unwrap();
+        let chained = vec!["istio-cni".to_owned()];
+        assert_eq!(install.conflist().unwrap(), Conflist { is_new: false, chained: chained.clone() });
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            network.to_string(),
+            "left as the other has written it"
+        );
+        install.socket = "/run/other/agent.sock".into();
+        assert_eq!(install.conflist().unwrap(), Conflist { is_new: true, chained });
+        assert_eq!(plugins()[0]["socket"], "/run/other/agent.sock");
+        assert_eq!(plugins()[1..], [json!({ "type": "istio-cni", "log_level": "info" })]);
+        assert!(install.remove_conflist().unwrap());
+        assert_eq!(install.conflist().unwrap(), Conflist { is_new: true, chained: Vec::new() });
+        assert_eq!(plugins().len(), 1);
+    }
+
+    #[test]
     fn the_configuration_in_the_readme_is_for_the_same_runtimes() {
         let readme = include_str!("../../README.md");
         let (_, rest) = readme.split_once("05-ferrule.conflist <<'EOF'\n").unwrap();
@@ -409,7 +460,7 @@ mod tests {
     fn the_configuration_names_a_socket_that_is_not_the_default() {
         let (_dir, mut install) = node();
         install.socket = "/run/other/agent.sock".into();
-        let network: Value = serde_json::from_str(&install.network().unwrap()).unwrap();
+        let network = install.network().unwrap();
         assert_eq!(network.pointer("/plugins/0/socket"), Some(&json!("/run/other/agent.sock")));
     }
 }

@@ -24,6 +24,8 @@ const BACKOFF: Policy =
     Policy::new(Duration::from_secs(1), Duration::from_secs(60)).reset_after(Duration::from_secs(3600));
 /// After a change, so that several at once cause one look.
 const SETTLE: Duration = Duration::from_millis(200);
+/// Plugins of other programs that a message names.
+const NAMED: usize = 6;
 
 /// A look at the node's directories.
 struct Look {
@@ -31,6 +33,8 @@ struct Look {
     repaired: Vec<&'static str>,
     /// Another plugin's configuration, which the runtime uses.
     first: Option<String>,
+    /// The plugins of other programs in the agent's configuration.
+    chained: Vec<String>,
 }
 
 /// Installs the shim now and starts a task that installs the configuration and keeps both, if directories are
@@ -119,9 +123,10 @@ fn look(install: &Install, shim: fn(&Install) -> Result<bool, InstallError>) -> 
         Err(error) if !install.has_shim() => return Err(error),
         done => done,
     };
-    repaired.extend(install.conflist()?.then_some("the CNI configuration"));
+    let conflist = install.conflist()?;
+    repaired.extend(conflist.is_new.then_some("the CNI configuration"));
     repaired.extend(plugin?.then_some("the CNI plugin"));
-    Ok(Look { repaired, first: install.foreign_first()? })
+    Ok(Look { repaired, first: install.foreign_first()?, chained: conflist.chained })
 }
 
 /// A full disk keeps no agent from serving: the shim of another release works, too.
@@ -139,7 +144,10 @@ fn report(install: &Install, look: &Look, reporter: &Reporter, metrics: &Install
     let directory = install.conf_dir.display();
     metrics.overridden.set(i64::from(look.first.is_some()));
     match &look.first {
-        None => reporter.healthy(format!("installed the CNI plugin and its configuration, in {directory}")),
+        None => reporter.healthy(format!(
+            "installed the CNI plugin and its configuration, in {directory}{}",
+            behind(&look.chained)
+        )),
         Some(first) => reporter.unhealthy(format!(
             "the runtime uses {first:?} in {directory}, which sorts before the agent's file and does not call the \
              plugin \"ferrule\": new pods get another network; remove or rename that file, or let its plugin call \
@@ -148,9 +156,23 @@ fn report(install: &Install, look: &Look, reporter: &Reporter, metrics: &Install
     }
 }
 
+fn behind(chained: &[String]) -> String {
+    if chained.is_empty() {
+        return String::new();
+    }
+    let more = match chained.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let named = chained.iter().take(NAMED).map(|it| format!("{it:?}")).collect::<Vec<_>>().join(", ");
+    format!("; behind it run the plugins of other programs: {named}{more}")
+}
+
 #[cfg(test)]
 mod tests {
     use std::{fs, path::Path};
+
+    use serde_json::{Value, json};
 
     use tokio::{task::JoinHandle, time::timeout};
 
@@ -272,6 +294,38 @@ mod tests {
             change();
             until("the file is whole again", || is_whole() && kept.metrics.repairs.get() >= number).await;
         }
+        kept.task.abort();
+    }
+
+    #[tokio::test]
+    async fn what_other_programs_append_to_the_configuration_stays_and_is_named() {
+        let kept = keeping(|_| {});
+        let conflist = kept.dir.path().join("net.d/05-ferrule.conflist");
+        until("installed", || kept.reporter.state() == Some(State::Healthy)).await;
+        let read = || serde_json::from_slice::<Value>(&fs::read(&conflist).unwrap()).unwrap();
+        let (original, mesh) = (read(), json!({ "type": "istio-cni", "log_level": "info" }));
+        let mut chained = original.clone();
+        chained["plugins"].as_array_mut().unwrap().push(mesh);
+        let write = |network: &Value| {
+            let new = kept.dir.path().join("new");
+            fs::write(&new, network.to_string()).unwrap();
+            fs::rename(&new, &conflist).unwrap();
+        };
+        // The installer of a mesh writes the whole file in its own layout.
+        write(&chained);
+        until("named", || kept.health.components()["install"].why.contains("\"istio-cni\"")).await;
+        sleep(3 * SETTLE).await;
+        assert_eq!(fs::read_to_string(&conflist).unwrap(), chained.to_string());
+        assert_eq!(kept.metrics.repairs.get(), 0);
+        let mut damaged = chained.clone();
+        damaged["plugins"][0]["capabilities"] = json!({});
+        write(&damaged);
+        until("repaired", || kept.metrics.repairs.get() == 1).await;
+        assert_eq!(read(), chained, "the mesh's entry stays");
+        write(&original);
+        until("forgotten", || !kept.health.components()["install"].why.contains("istio-cni")).await;
+        sleep(3 * SETTLE).await;
+        assert_eq!((read(), kept.metrics.repairs.get()), (original, 1), "the mesh is gone");
         kept.task.abort();
     }
 

@@ -9,7 +9,7 @@ pub(super) const CONFLIST: &str = "05-ferrule.conflist";
 /// The suffixes that libcni reads.
 const SUFFIXES: [&str; 3] = ["conf", "conflist", "json"];
 /// Bytes; a longer file is taken for another plugin's.
-const MAX_LENGTH: u64 = 1 << 20;
+pub(super) const MAX_LENGTH: u64 = 1 << 20;
 
 /// The name of the file that a runtime uses instead of one with the plugin, if any.
 ///
