@@ -40,6 +40,17 @@ const LARGEST: u64 = 1 << 20;
 /// Networks in one file.
 pub(super) const MOST: usize = 4096;
 
+// === impl FileSettings ===
+
+impl FileSettings {
+    /// Those without a file: services with link-local addresses, such as a cloud's metadata service and its
+    /// resolver, answer to nodes only. A file that does not mention these addresses keeps pods' sources, as
+    /// with ip-masq-agent.
+    pub fn without_file() -> Self {
+        Self { masquerades_link_local_v4: true, ..Self::default() }
+    }
+}
+
 // === impl File ===
 
 impl File {
@@ -58,12 +69,12 @@ impl File {
         }
     }
 
-    /// Reads the file if it has changed. A missing file is an empty one: a ConfigMap may be optional.
+    /// Reads the file if it has changed. A missing file is no failure: a ConfigMap may be optional.
     pub fn refresh(&mut self) {
         let found = match fs::metadata(&self.path) {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                (self.seen, self.good, self.trouble) = (None, Some(FileSettings::default()), None);
+                (self.seen, self.good, self.trouble) = (None, Some(FileSettings::without_file()), None);
                 return;
             }
             Err(error) => {
@@ -228,6 +239,6 @@ mod tests {
         assert_eq!(look(Some("{}")), (Some(FileSettings::default()), None));
         fs::remove_file(&path).unwrap();
         file.refresh();
-        assert_eq!((file.good(), file.trouble()), (Some(&FileSettings::default()), None));
+        assert_eq!((file.good(), file.trouble()), (Some(&FileSettings::without_file()), None));
     }
 }

@@ -165,7 +165,7 @@ impl Masquerade {
         if self.settings.mode == Mode::Off {
             return Some(Wanted::Nothing);
         }
-        let none = FileSettings::default();
+        let none = FileSettings::without_file();
         let file = match &state.file {
             Some(file) => file.good()?,
             None => &none,
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_link_local_and_multicast_destinations_see_the_pods_address() {
+    fn pods_and_multicast_destinations_see_the_pods_address_and_link_local_ones_by_a_file() {
         let mut settings = settings(Mode::Auto);
         settings.kept = nets(&["10.244.0.0/16"]);
         let mut file = FileSettings { kept: nets(&["192.0.2.0/24"]), ..FileSettings::default() };
@@ -367,6 +367,14 @@ mod tests {
         assert_eq!(kept(&file), nets(&expected.concat()));
         (file.masquerades_link_local_v4, file.masquerades_link_local_v6) = (true, true);
         assert_eq!(kept(&file).len(), 9);
+        let link_local = |file: &FileSettings| {
+            nets(&["169.254.0.0/16", "fe80::/10"])
+                .iter()
+                .map(|it| kept(file).contains(it))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(link_local(&FileSettings::default()), [true, true]);
+        assert_eq!(link_local(&FileSettings::without_file()), [false, true]);
     }
 
     #[test]

@@ -206,6 +206,37 @@ fn the_file_of_ip_masq_agent_is_followed_and_a_bad_one_changes_nothing() {
 }
 
 #[test]
+fn a_clouds_metadata_service_sees_the_node_unless_a_file_keeps_link_local_destinations() {
+    const FILE: &str = "/run/ip-masq-agent";
+    const METADATA: &str = "169.254.169.254";
+    with_world(&["--ip-masq-agent-config", FILE], |node, world| {
+        sys::run(&format!("ip -n outside addr add {METADATA} dev lo"))?;
+        world.route_to(POD_V4, NODE_V4)?;
+        let pod = node.attach("a")?;
+        let own = pod.addresses[0];
+        let becomes = |expected: IpAddr| {
+            sys::wait_until("the service sees another source", TIMEOUT, || {
+                Ok(world.tcp_source(&pod, METADATA)?.ip() == expected)
+            })
+        };
+        ensure!(world.tcp_source(&pod, METADATA)?.ip() == address(NODE_V4), "TCP");
+        ensure!(world.udp_source(&pod, METADATA)?.ip() == address(NODE_V4), "UDP, as to a resolver");
+        // As NodeLocal DNSCache has it.
+        sys::run("ip link add nodelocaldns type bridge")?;
+        sys::run("ip addr add 169.254.20.10/32 dev nodelocaldns")?;
+        let (home, of_node) = (Path::new("/proc/thread-self/ns/net"), address("169.254.20.10"));
+        let home = fs::canonicalize(home).unwrap_or_else(|_| home.into());
+        let source = tcp_source(pod.path(), &home, SocketAddr::new(of_node, 8080))?;
+        ensure!(source.ip() == own, "the node's own address sees {source}");
+        fs::write(FILE, "nonMasqueradeCIDRs: [203.0.113.0/24]")?;
+        becomes(own).context("a file without the key")?;
+        fs::write(FILE, "masqLinkLocal: true")?;
+        becomes(address(NODE_V4)).context("a file with the key")
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_file_with_as_many_networks_as_are_allowed_is_one_transaction() {
     const FILE: &str = "/run/ip-masq-agent";
     with_world(&["--ip-masq-agent-config", FILE], |node, world| {

@@ -32,8 +32,7 @@ table inet ferrule {
 	set kept4 {
 		type ipv4_addr
 		flags interval
-		elements = { 10.244.0.0/24, 169.254.0.0/16,
-			     224.0.0.0/3 }
+		elements = { 10.244.0.0/24, 224.0.0.0/3 }
 	}
 
 	set pods6 {
