@@ -457,9 +457,9 @@ impl Keeper {
         if self.dataplane.links()?.keys().copied().collect::<BTreeSet<_>>() != links(plan, index) {
             found.push("the map LINK_COUNTERS has other interfaces".to_owned());
         }
-        let rules = rule::list(&mut host)?;
-        let differ = rules.symmetric_difference(&plan.sources);
-        found.extend(differ.map(|source| format!("the routing rule of {source} is missing or not needed")));
+        let (rules, wanted) = (rule::list(&mut host)?, rule::wanted(&plan.sources));
+        let differ = rules.symmetric_difference(&wanted);
+        found.extend(differ.map(|rule| format!("the routing rule of {rule} is missing or not needed")));
         let rows = plan.rows(index, bare);
         if self.dataplane.underlay()? != plan.underlay(&rows, bare) {
             found.push("the map UNDERLAY differs".to_owned());

@@ -440,7 +440,7 @@ fn damaged_nodes(fixture: &mut Fixture<'_>) -> anyhow::Result<()> {
             }
         }
         while sys::run(&format!("ip {family} rule show"))?.contains("7070") {
-            sys::run(&format!("ip {family} rule del pref 7070"))?;
+            sys::run(&format!("ip {family} rule del table 7070"))?;
         }
     }
     sys::run(&format!("ip link del {TUNNEL}"))?;

@@ -230,6 +230,58 @@ fn the_way_is_chosen_again_when_the_nodes_routes_change() {
     .unwrap();
 }
 
+/// The routing rules of the agent of a node, one line each.
+fn rules(node: &Member) -> anyhow::Result<Vec<String>> {
+    let mut rules = Vec::new();
+    for flag in ["-4", "-6"] {
+        let all = node.run(&format!("ip {flag} rule show"))?;
+        rules.extend(all.lines().filter(|it| it.contains("lookup 7070")).map(str::to_owned));
+    }
+    Ok(rules)
+}
+
+/// As Tailscale has them: a rule for all packets, and a route to each other machine.
+#[test]
+fn pods_reach_a_node_behind_the_tunnel_before_another_programs_rule_for_all_packets() {
+    with_pods(&[], |fabric, [a, _, _]| {
+        let [one, _, three] = &fabric.nodes;
+        for (family, router) in SEGMENT.addresses(254).iter().enumerate() {
+            let (flag, to) = (["-4", "-6"][family], of(&three.addresses, family)?);
+            one.run(&format!("ip {flag} route add {to} via {router} dev uplink table 52"))?;
+            one.run(&format!("ip {flag} rule add pref 5270 lookup 52"))?;
+            let frames = captured(one, || wait_until_reached(a, to))?;
+            frames.to(to).expect_tunnelled(&one.addresses, &three.addresses)?;
+        }
+        one.on(|node| node.ctl(&["verify"])).map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_routing_rule_with_an_earlier_agents_priority_is_replaced() {
+    with_pods(&[], |fabric, [a, _, _]| {
+        let [one, _, three] = &fabric.nodes;
+        let before = rules(one)?;
+        ensure!(before.len() == 2 && before.iter().all(|it| it.starts_with("70:")), "{before:?}");
+        one.on(|node| node.kill_agent())?;
+        for (flag, range) in ["-4", "-6"].into_iter().zip(&one.ranges) {
+            one.run(&format!("ip {flag} rule add from {range} lookup 7070 pref 7070 protocol 70"))?;
+            one.run(&format!("ip {flag} rule del pref 70"))?;
+        }
+        for to in &three.addresses {
+            a.ping(&to.to_string())?;
+        }
+        one.on(|node| node.start_again())?;
+        sys::wait_until("the rules have their priority", TIMEOUT, || {
+            let after = rules(one)?;
+            ensure!(after == before, "{after:?}");
+            Ok(true)
+        })?;
+        one.on(|node| node.ctl(&["verify"])).map(drop)
+    })
+    .unwrap();
+}
+
 /// Tells a host the MACs of others of the segment, in the place of ARP and neighbour discovery.
 fn introduce(namespace: &str, interface: &str, others: &[u8]) -> anyhow::Result<()> {
     for host in others {

@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(of(Some("10.2.0.0/24"), 100, boot), None);
         assert_eq!(of(None, 32800, boot), None);
         assert_eq!(of(None, 1000, RouteProtocol::Kernel), None);
-        assert_eq!(of(None, 7070, RouteProtocol::Other(ROUTE_PROTOCOL)), None);
+        assert_eq!(of(None, 70, RouteProtocol::Other(ROUTE_PROTOCOL)), None);
     }
 
     #[test]
