@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    net::{IpAddr, Ipv4Addr},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -100,11 +100,8 @@ impl Plan {
         plan.mtu = plan.ways().map(|way| way.mtu().max(LEAST_IPV6)).min();
         if settings.mode != Mode::Direct && !nodes.others.is_empty() {
             let mtu = plan.ways().filter(|way| way.is_tunnelled()).map(Way::mtu).max().unwrap_or(LEAST_IPV6);
-            let address = match plan.own.0 {
-                Some(IpAddr::V4(address)) => Some(address),
-                _ => None::<Ipv4Addr>,
-            };
-            plan.tunnel = Some(Tunnel { port: settings.port, mtu: mtu.max(LEAST_IPV6), address });
+            let addresses = [plan.own.0, plan.own.1].into_iter().flatten().collect();
+            plan.tunnel = Some(Tunnel { port: settings.port, mtu: mtu.max(LEAST_IPV6), addresses });
         }
         if plan.has_tunnelled() {
             plan.sources = own.map(|own| own.ranges.iter().copied().collect()).unwrap_or_default();

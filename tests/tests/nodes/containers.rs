@@ -42,13 +42,9 @@ fn start(node: &Member) -> anyhow::Result<PathBuf> {
     ] {
         node.run(&format!("ip {line}"))?;
     }
-    let [v4, v6] = node.addresses;
-    // For IPv6, `masquerade` takes an address of any interface.
-    let rules = format!(
-        "table inet engine {{ chain from {{ type nat hook postrouting priority srcnat;
-            ip saddr 172.18.0.0/16 oifname != engine0 snat ip to {v4}
-            ip6 saddr fd00:18::/64 oifname != engine0 snat ip6 to {v6}; }}; }}"
-    );
+    let rules = "table inet engine { chain from { type nat hook postrouting priority srcnat;
+            ip saddr 172.18.0.0/16 oifname != engine0 masquerade
+            ip6 saddr fd00:18::/64 oifname != engine0 masquerade; }; }";
     node.on(|_| {
         fs::write("/run/engine.nft", rules)?;
         sys::run("nft -f /run/engine.nft").map(drop)

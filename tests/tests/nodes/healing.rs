@@ -34,6 +34,7 @@ fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
             "ip link set NAME type vxlan learning",
             "ip addr flush dev NAME",
             "ip addr add 192.0.2.77/32 dev NAME",
+            "sysctl -qw net.ipv6.conf.NAME.disable_ipv6=1",
             "bridge vni delete dev NAME vni 70",
         ] {
             let (damage, repaired) = (damage.replace("NAME", TUNNEL), repairs()?);

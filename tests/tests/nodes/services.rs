@@ -103,6 +103,30 @@ fn node_ports_lead_to_backends_on_other_nodes_and_back() {
     .unwrap();
 }
 
+/// As a bridge of another engine has it: `masquerade` takes any address of the node if the interface by which
+/// the packets leave has none.
+#[test]
+fn node_ports_lead_into_the_tunnel_by_the_nodes_own_address_although_the_node_has_others() {
+    with_proxies(|fabric, [_, _, c], services| {
+        let [one, ..] = &fabric.nodes;
+        for line in [
+            "link add engine0 type bridge",
+            "addr add 172.18.0.1/16 dev engine0",
+            "addr add fd00:18::1/64 dev engine0 nodad",
+            "link set engine0 up",
+        ] {
+            one.run(&format!("ip {line}"))?;
+        }
+        for (family, service) in services.last().context("no services")?.iter().enumerate() {
+            let own = of(&one.addresses, family)?;
+            let to = SocketAddr::new(own, service.node_port);
+            talk(fabric.world().path(), to, &SHORT, c.path(), service.backend, own)?;
+        }
+        one.on(|node| node.ctl(&["verify"])).map(drop)
+    })
+    .unwrap();
+}
+
 #[test]
 fn packets_too_long_for_the_tunnel_are_answered_through_services() {
     with_proxies(|fabric, [a, _, c], services| {

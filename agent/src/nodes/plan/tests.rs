@@ -87,7 +87,8 @@ fn auto_routes_to_neighbours_directly_and_tunnels_to_others_also_what_pods_send_
     assert_eq!(tunnelled.source, Some(ip("2001:db8::1")));
     assert_eq!(plan.sources, [net("10.1.0.0/24"), net("fd00:1::/64")].into());
     assert_eq!(plan.mtu, Some(1450));
-    let tunnel = Tunnel { port: 4789, mtu: 1450, address: Some([192, 0, 2, 1].into()) };
+    let addresses = ["192.0.2.1", "2001:db8::1"].map(ip).into();
+    let tunnel = Tunnel { port: 4789, mtu: 1450, addresses };
     assert_eq!(plan.tunnel, Some(tunnel));
 }
 
@@ -148,7 +149,7 @@ fn an_address_of_the_node_object_that_no_interface_has_is_no_source() {
         Plan::new(Settings { mode: Mode::Auto, port: 4789, fast_path: true }, &Arc::new(nodes()), &underlay);
     assert_eq!(plan.routes(Some(9)).len(), 5, "the network may translate sources");
     assert!(plan.routes(Some(9)).values().all(|route| route.source.is_none()));
-    assert_eq!(plan.tunnel.and_then(|it| it.address), None);
+    assert_eq!(plan.tunnel.map(|it| it.addresses.len()), Some(0));
 }
 
 #[test]

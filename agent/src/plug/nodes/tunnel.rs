@@ -5,10 +5,7 @@
 //! Without that program, the device delivers nothing: senders address their frames to their own MAC, and the
 //! kernel drops frames for other machines.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr},
-};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use agent_common::TUNNEL_VNI;
 use ipnet::IpNet;
@@ -44,9 +41,9 @@ pub struct Tunnel {
     pub port: u16,
     /// Bytes, of the inner packets.
     pub mtu: u32,
-    /// The node's own IPv4 address: the source of packets that the node masquerades into the tunnel. The
-    /// kernel would else take the address of any interface.
-    pub address: Option<Ipv4Addr>,
+    /// The node's own addresses, one of each family: the sources of packets that the node masquerades into
+    /// the tunnel. The kernel would else take the address of any interface.
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 /// A device that is not as it should be, or cannot be made so.
@@ -77,6 +74,7 @@ pub const OVERHEAD_IPV6: u32 = 40 + 8 + 8 + 14;
 const ALIAS: &str = "ferrule:tunnel";
 /// Marks a device whose alias is not set yet.
 const GROUP: u32 = UNSTAMPED + 1;
+const DISABLES_IPV6: &str = "ipv6/conf/ferrule-vxlan/disable_ipv6";
 /// Of `rp_filter`: drops sources without any route.
 const LOOSE: &str = "2";
 
@@ -98,8 +96,13 @@ struct Found {
 // === impl Tunnel ===
 
 impl Tunnel {
-    fn addresses(&self) -> BTreeSet<IpNet> {
-        self.address.map(|address| IpNet::from(IpAddr::V4(address))).into_iter().collect()
+    fn networks(&self) -> BTreeSet<IpNet> {
+        self.addresses.iter().copied().map(IpNet::from).collect()
+    }
+
+    /// Whether the device lacks IPv6 by the node's default for new interfaces, and an address needs it.
+    fn needs_ipv6(&self) -> bool {
+        self.addresses.iter().any(IpAddr::is_ipv6) && sysctl::get(DISABLES_IPV6).as_deref() == Some("1")
     }
 }
 
@@ -140,9 +143,6 @@ pub fn keep(
         vni::permit(ifindex)?;
     }
     changed.extend(filter::keep_on_link(host, ifindex, filters)?);
-    if set_addresses(host, ifindex, &tunnel.addresses())? {
-        changed.push("the address");
-    }
     // Loose: packets from other nodes' own addresses come by the tunnel, and `from_tunnel` checks sources.
     if !is_loose() {
         changed.push("rp_filter");
@@ -152,6 +152,14 @@ pub fn keep(
         changed.push("the MTU");
         let message = LinkUnspec::new_with_index(ifindex).mtu(tunnel.mtu).build();
         host.batch(vec![set_link("set the MTU of the tunnel device", message)])?;
+    }
+    // With a smaller MTU, the device can have no address of IPv6.
+    if tunnel.needs_ipv6() {
+        changed.push("IPv6");
+        sysctl::set(DISABLES_IPV6, "0")?;
+    }
+    if set_addresses(host, ifindex, &tunnel.networks())? {
+        changed.push("the addresses");
     }
     if present.is_none_or(|found| !found.is_up) {
         changed.push("set up");
@@ -199,7 +207,7 @@ pub fn difference(
 ) -> Result<Option<String>, TunnelError> {
     let Some(found) = find(host)? else { return Ok(Some("is missing".to_owned())) };
     let addresses = addresses(host, found.ifindex)?;
-    let wanted = tunnel.addresses();
+    let wanted = tunnel.networks();
     Ok(if !found.is_ours {
         Some("is not the agent's".to_owned())
     } else if found.port != Some(tunnel.port) || !found.is_external {
@@ -297,7 +305,7 @@ fn delete(host: &mut Socket, ifindex: u32) -> Result<(), TunnelError> {
     }
 }
 
-/// Makes the device's addresses the wanted one. The kernel adds a link-local one each time the MTU becomes
+/// Makes the device's addresses the wanted ones. The kernel adds a link-local one each time the MTU becomes
 /// large enough for IPv6. Returns whether anything was changed.
 fn set_addresses(host: &mut Socket, ifindex: u32, wanted: &BTreeSet<IpNet>) -> Result<bool, NetlinkError> {
     let present = addresses(host, ifindex)?;
