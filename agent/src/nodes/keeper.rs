@@ -288,10 +288,13 @@ impl Keeper {
         let addresses = host::addresses_by_interface()?;
         let own = nodes.own.as_ref().map(|own| own.addresses.as_slice()).unwrap_or_default();
         let tunnel = tunnel::index(host)?;
+        // The loopback interface has the node's address where routers speak BGP without numbers: no packet
+        // from or to others passes the interface.
+        let is_reached = |ifindex| Some(ifindex) != tunnel && ifindex != host::LOOPBACK;
         let has_own =
-            addresses.iter().filter(|(ifindex, address)| own.contains(address) && Some(*ifindex) != tunnel);
+            addresses.iter().filter(|(_, address)| own.contains(address)).map(|(ifindex, _)| *ifindex);
         let mut uplinks = other_routes.uplinks.clone();
-        uplinks.extend(has_own.map(|(ifindex, _)| *ifindex));
+        uplinks.extend(has_own.filter(|ifindex| is_reached(*ifindex)));
         let own = addresses.iter().filter(|(ifindex, _)| Some(*ifindex) != tunnel);
         let own: BTreeSet<_> = own.map(|(_, address)| *address).collect();
         let ranges = nodes.others.iter().flat_map(|node| node.ranges.iter().copied()).collect();

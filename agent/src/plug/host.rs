@@ -19,8 +19,8 @@ pub const IPV4: &str = "ipv4/ip_forward";
 const IPV6: &str = "ipv6/conf/all/forwarding";
 /// While this is on, every interface sends redirects, whatever its own setting. Others keep their own.
 pub const REDIRECTS: &str = "ipv4/conf/all/send_redirects";
-/// `LOOPBACK_IFINDEX` in `net/flow.h` of the kernel.
-const LOOPBACK: u32 = 1;
+/// The index of the loopback interface: `LOOPBACK_IFINDEX` in `net/flow.h` of the kernel.
+pub const LOOPBACK: u32 = 1;
 
 /// Enables forwarding for the address families of the pods' ranges, and turns off the node-wide permission of
 /// IPv4 redirects: pods' interfaces send none.

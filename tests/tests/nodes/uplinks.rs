@@ -59,6 +59,30 @@ fn a_bridge_is_the_uplink() {
     .unwrap();
 }
 
+/// As where routers speak BGP without numbers, and on another interface besides.
+#[test]
+fn an_interface_with_the_nodes_address_is_an_uplink_unless_it_is_the_loopback_interface() {
+    with_pods(&[], |fabric, pods| {
+        let [one, ..] = &fabric.nodes;
+        one.run("ip link add more0 type bridge")?;
+        for (len, own) in [32, 128].into_iter().zip(&one.addresses) {
+            for interface in ["lo", "more0"] {
+                one.run(&format!("ip addr add {own}/{len} dev {interface} nodad"))?;
+            }
+        }
+        one.run("ip link set more0 up")?;
+        let has = |status: &str, name: &str| status.lines().any(|it| it.starts_with(&format!("{name} ")));
+        sys::wait_until("another interface with the node's address is an uplink", TIMEOUT, || {
+            Ok(has(&one.status()?, "more0"))
+        })?;
+        let status = one.status()?;
+        ensure!(!has(&status, "lo"), "{status}");
+        ensure!(!status.contains("unhealthy"), "{status}");
+        wait_until_connected(pods)
+    })
+    .unwrap();
+}
+
 /// A second cable between two nodes of the segment.
 fn connect(one: &Member, two: &Member) -> anyhow::Result<()> {
     let end = |host| format!("second address 02:00:00:00:77:0{host} mtu {UPLINK_MTU}");
