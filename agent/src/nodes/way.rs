@@ -46,6 +46,10 @@ pub enum NoWay {
     OtherFamily(&'static str),
     #[error("this Node has no {0} InternalIP, from which alone other nodes accept the tunnel's packets")]
     NoSource(&'static str),
+    #[error(
+        "no interface of this node has its InternalIP, from which alone other nodes accept the tunnel's packets"
+    )]
+    SourceElsewhere,
 }
 
 /// This node's InternalIPs: receivers accept packets of the tunnel from these only.
@@ -53,7 +57,8 @@ pub enum NoWay {
 pub(super) struct Own {
     /// Those of the Node object, in their order.
     stated: Vec<IpAddr>,
-    /// Of these, those that an interface has. The network may translate others.
+    /// Of these, those that an interface has. Where the network translates others, packets of the tunnel
+    /// arrive for an address that no Node object has, and this node drops them.
     present: Vec<IpAddr>,
 }
 
@@ -92,11 +97,14 @@ impl Way {
             _ => {}
         }
         let present = reached().find(|(remote, _)| own.first(remote.is_ipv4()).is_some());
-        let best = present.or_else(|| reached().find(|(remote, _)| own.may_send(remote.is_ipv4())));
+        // A Node without any may get some: a cloud's controller adds them later.
+        let best = present.or_else(|| reached().next().filter(|_| own.stated.is_empty()));
         if let Some((remote, hop)) = best {
             return Ok(Self::by_vxlan(remote, &hop, own));
         }
+        let is_stated = |remote: IpAddr| own.stated.iter().any(|it| it.is_ipv4() == remote.is_ipv4());
         Err(match (reached().next(), node.addresses.first()) {
+            (Some(_), _) if reached().any(|(remote, _)| is_stated(remote)) => NoWay::SourceElsewhere,
             (Some((remote, _)), _) => NoWay::NoSource(family(remote.is_ipv4())),
             (None, Some(first)) => NoWay::Unreachable(*first),
             (None, None) => NoWay::NoAddress,
@@ -157,12 +165,6 @@ impl Own {
     /// The first one of a family that an interface has.
     pub fn first(&self, is_ipv4: bool) -> Option<IpAddr> {
         self.present.iter().copied().find(|it| it.is_ipv4() == is_ipv4)
-    }
-
-    /// Whether receivers may see packets of a family come from one of them. A Node without any may get some:
-    /// a cloud's controller adds them later.
-    fn may_send(&self, is_ipv4: bool) -> bool {
-        self.stated.is_empty() || self.stated.iter().any(|it| it.is_ipv4() == is_ipv4)
     }
 
     /// The source of packets to an address. What the kernel chooses fits the interface that they leave by.
@@ -294,7 +296,8 @@ mod tests {
         assert_eq!(way(&both, &both, &remotes), to("10.0.0.2"));
         assert_eq!(way(&v6, &both, &remotes), to("fd00::2"), "the Node object has no IPv4");
         assert_eq!(way(&both, &v6, &remotes), to("fd00::2"), "no interface has the IPv4");
-        assert_eq!(way(&v4, &[], &remotes), to("10.0.0.2"), "the network may translate");
+        assert_eq!(way(&v4, &[], &remotes), Err(NoWay::SourceElsewhere), "the network translates");
+        assert_eq!(way(&both, &v6, &["10.0.0.2"]), Err(NoWay::SourceElsewhere), "the family of the receiver");
         assert_eq!(way(&v6, &both, &v4), Err(NoWay::NoSource("IPv4")));
         assert_eq!(way(&[], &both, &remotes), to("10.0.0.2"), "the Node object has none yet");
         assert_eq!(way(&v6, &both, &["192.0.2.1"]), Err(NoWay::Unreachable(ip("192.0.2.1"))));

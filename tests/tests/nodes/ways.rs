@@ -282,6 +282,34 @@ fn a_routing_rule_with_an_earlier_agents_priority_is_replaced() {
     .unwrap();
 }
 
+/// As behind a network that translates the node's address.
+#[test]
+fn a_node_whose_address_no_interface_has_says_that_there_is_no_way_by_the_tunnel() {
+    on_fabric(|fabric| {
+        let [one, two, three] = &fabric.nodes;
+        let ranges = one.ranges.each_ref().map(String::as_str);
+        one.register_as(&ranges, &["203.0.113.1".parse()?])?;
+        [two, three].into_iter().try_for_each(Member::register)?;
+        fabric.nodes.iter().try_for_each(|node| node.begin_agent(&[]))?;
+        fabric.nodes.iter().try_for_each(Member::wait_until_ready)?;
+        sys::wait_until("the ways are decided", TIMEOUT, || {
+            let shown = one.on(|node| node.ctl(&["nodes"]))?;
+            let of = |node: &Member, what: &str| {
+                let lines = shown.lines().filter(|line| line.starts_with(&format!("{} ", node.name)));
+                lines.filter(|line| line.contains(what)).count()
+            };
+            ensure!(of(three, "none: no interface of this node has its InternalIP") == 2, "{shown}");
+            ensure!(of(two, "direct via") == 2, "{shown}");
+            Ok(true)
+        })?;
+        let status = one.status()?;
+        let routes = status.lines().find(|it| it.starts_with("node-routes ")).unwrap_or_default();
+        ensure!(routes.contains("unhealthy") && routes.contains("has its InternalIP"), "{status}");
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// Tells a host the MACs of others of the segment, in the place of ARP and neighbour discovery.
 fn introduce(namespace: &str, interface: &str, others: &[u8]) -> anyhow::Result<()> {
     for host in others {
