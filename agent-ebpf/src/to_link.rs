@@ -70,9 +70,9 @@ pub fn judge(packet: &Packet, link: Link) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Whether a packet without an interface, and from no pod, is the outer one of another program's tunnel, whose
-/// device has taken the interface from the packet (`skb_scrub_packet`). The pod's packet is inside: it has left
-/// by that device, and the rules would judge the other end of the tunnel.
+/// Whether a packet without an interface, and from no pod, is the outer one of another program's tunnel,
+/// whose device has taken the interface from the packet (`skb_scrub_packet`). The pod's packet is inside: it
+/// has left by that device, and the rules would judge the other end of the tunnel.
 #[inline(always)]
 fn is_of_another_tunnel(meta: &Meta, link: Link) -> bool {
     link == Link::Uplink && (meta.family == Family::Ipv4 || !meta.is_fragment())

@@ -219,7 +219,8 @@ fn settle(case: &Case) -> u32 {
         return answer;
     }
     let Some(found) = find(case) else {
-        // Gone since, so that the flow's next packet is judged once more; or a pair's, which only one end sees.
+        // Gone since, so that the flow's next packet is judged once more; or a pair's, which only one end
+        // sees.
         let may_be_of_pair = case.pair.get() == pair::NONE && answer & answer::DEFER == 0;
         return if may_be_of_pair { answer | answer::PAIR } else { answer };
     };

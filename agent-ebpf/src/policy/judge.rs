@@ -32,7 +32,8 @@ pub mod answer {
     pub const KEEP: u32 = 16;
     /// The packet begins a flow.
     pub const BEGIN: u32 = 32;
-    /// The end's views do not know the flow; a pair may. With [`ASK`], or after the rules have allowed a packet.
+    /// The end's views do not know the flow; a pair may. With [`ASK`], or after the rules have allowed a
+    /// packet.
     pub const PAIR: u32 = 64;
     /// With [`ASK`]: the packet requests a connection between two judged pods.
     pub const REQUEST: u32 = 128;

@@ -4,8 +4,8 @@
 //! A pair is in the maps of the other flows, under the view of the pod with the lower interface
 //! ([`ViewKey::PAIR`]). Its epoch is the sum of both ends': epochs only grow, so that an equal sum means that
 //! the rules of neither end have changed since both have allowed the flow. After a change, both are asked
-//! again. A packet that takes the way through the stack finds the pair at each end by itself, and so does each
-//! packet once no policy judges one of the ends any more.
+//! again. A packet that takes the way through the stack finds the pair at each end by itself, and so does
+//! each packet once no policy judges one of the ends any more.
 
 use agent_common::{
     event::direction,
@@ -79,8 +79,8 @@ pub extern "C" fn ferrule_settle_pair(received: u32) -> u32 {
 }
 
 /// The pair of a packet that only the judged end sees, and that belongs to none of the end's views; also of a
-/// packet that an ICMP error quotes. Once more with `is_allowed`, after the end's rules have allowed the packet:
-/// a pair whose other end no policy judges is one of the present rules then.
+/// packet that an ICMP error quotes. Once more with `is_allowed`, after the end's rules have allowed the
+/// packet: a pair whose other end no policy judges is one of the present rules then.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrule_find_pair_at_end(is_allowed: u32) -> u32 {

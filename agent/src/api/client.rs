@@ -81,8 +81,8 @@ const CONFIG_TIMEOUT: Duration = Duration::from_secs(2);
 /// The shortest interval between reloads after connect errors. Address or certificate may have changed, but
 /// more likely the network is down.
 const CONNECT_INTERVAL: Duration = Duration::from_secs(60);
-/// The shortest interval between reloads after refused credentials: each may start an exec plugin, and clients
-/// of the metrics cause requests.
+/// The shortest interval between reloads after refused credentials: each may start an exec plugin, and
+/// clients of the metrics cause requests.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
 /// For the head of a response. The API server itself gives up after a minute.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -190,8 +190,8 @@ impl Api {
         timeout_at(deadline, collect(what, response, MAX_RESPONSE)).await.map_err(late)?
     }
 
-    /// Sends a request, and reads the configuration again before the next one where the error says that it may
-    /// have changed: address, token and certificates.
+    /// Sends a request, and reads the configuration again before the next one where the error says that it
+    /// may have changed: address, token and certificates.
     async fn send(&self, what: &str, request: Request<Body>) -> Result<Response<Body>, ApiError> {
         self.try_send(what, request).await.inspect_err(|error| self.reload_after(error))
     }

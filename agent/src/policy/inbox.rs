@@ -73,8 +73,8 @@ const UIDS: Duration = Duration::from_secs(10);
 // === impl Inbox ===
 
 impl Inbox {
-    /// Replaces all that is known. What came before is part of the state, or outdated; the interfaces are added
-    /// again.
+    /// Replaces all that is known. What came before is part of the state, or outdated; the interfaces are
+    /// added again.
     pub(super) fn replace(&mut self, state: Vec<Change>) {
         self.changes.take();
         (self.state, self.expected) = (Some(state), None);
@@ -115,8 +115,8 @@ impl Inbox {
         is_missing
     }
 
-    /// Whether the complete state has to wait for the UIDs of the node's own pods. Without the UID of a static
-    /// pod, nothing would be known of the pod, which an earlier agent's rows judge meanwhile.
+    /// Whether the complete state has to wait for the UIDs of the node's own pods. Without the UID of a
+    /// static pod, nothing would be known of the pod, which an earlier agent's rows judge meanwhile.
     pub(super) fn waits_for_uids(&self, pods: &Pods) -> bool {
         let is_in_time = self.uids_until.is_some_and(|until| Instant::now() < until);
         let Some(state) = self.state.as_ref().filter(|_| is_in_time && !pods.is_synced()) else {

@@ -1,8 +1,8 @@
 //! Router advertisements on the interfaces by which the node is reached.
 //!
 //! A host that forwards IPv6 ignores advertisements with `accept_ra` 1 (`ipv6_accept_ra` in `net/ipv6.h` of
-//! the kernel), and may lose its own default route. [`super::super::host::forward`] sees to the interfaces that exist when
-//! forwarding begins; one that comes later inherits forwarding, but not the other setting.
+//! the kernel), and may lose its own default route. [`super::super::host::forward`] sees to the interfaces
+//! that exist when forwarding begins; one that comes later inherits forwarding, but not the other setting.
 
 use std::collections::BTreeSet;
 
