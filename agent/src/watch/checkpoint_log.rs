@@ -1,8 +1,10 @@
 //! Checkpoints in files: a log of changes for each watch, in `watch/` of the state directory.
 //!
 //! A log is a sequence of frames. A frame with a position commits the changes in it and in the frames before.
-//! What follows the last position, as after a crash, is cut off. Checkpoints are a copy of the API server's
-//! state: a damaged log is quarantined, and the watch lists.
+//! What follows the last position, as after a crash, is cut off. No write waits for a disk: a power cut may
+//! leave zeros there. So an agent that starts drops the damaged end of a log behind a position, and the watch
+//! resumes from there. Checkpoints are a copy of the API server's state: a log that is damaged elsewhere is
+//! quarantined, and the watch lists.
 //!
 //! ```text
 //! length:00000063
@@ -52,6 +54,17 @@ struct Head<'a> {
     position: Option<&'a str>,
 }
 
+/// A frame as it was read.
+struct Frame {
+    /// With the length before it.
+    bytes: u64,
+    identity: String,
+    /// `None` if the next frame continues.
+    position: Option<String>,
+    /// By key; `None` for a removed object.
+    changes: Vec<(String, Option<Box<RawValue>>)>,
+}
+
 /// What a log says of an object.
 enum Line<'a> {
     Object(&'a dyn Json),
@@ -68,8 +81,19 @@ struct Contents {
     objects: BTreeMap<String, Box<RawValue>>,
     /// The end of the last frame with a position.
     length: u64,
+    /// Why nothing behind that frame was read.
+    damage: Option<String>,
     /// When the file was changed last, if an earlier agent has written it.
     written: Option<SystemTime>,
+}
+
+/// What the damaged end of a log means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum DamagedEnd {
+    /// The watch resumes before it.
+    IsDropped,
+    /// The watch is beyond it already.
+    IsLost,
 }
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -110,7 +134,7 @@ impl CheckpointLogs {
     }
 
     fn try_load(&self, watch: &str, identity: &str) -> Result<Option<Checkpoint>, Failure> {
-        let Some((log, contents)) = self.reopen(watch)? else { return Ok(None) };
+        let Some((log, contents)) = self.reopen(watch, DamagedEnd::IsDropped)? else { return Ok(None) };
         self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(watch.to_owned(), log);
         let Contents { position, objects, written, .. } = contents;
         let is_it = contents.identity == identity;
@@ -125,7 +149,7 @@ impl CheckpointLogs {
         } else {
             let log = match before {
                 Some(log) => Some(log),
-                None => self.reopen(watch)?.map(|(log, _)| log),
+                None => self.reopen(watch, DamagedEnd::IsLost)?.map(|(log, _)| log),
             };
             let Some(mut log) = log.filter(|log| log.identity == identity) else {
                 // The next write has all objects.
@@ -139,7 +163,7 @@ impl CheckpointLogs {
             log.length += append(&mut log.file, identity, &update.position, changes).map_err(failed)?;
             let is_in_place = self.directory.leads_to(&file_name(watch), &log.file);
             if log.length > log.limit || !is_in_place {
-                let Contents { position, objects, .. } = read(&log.file).map_err(failed)?;
+                let Contents { position, objects, .. } = log.read().map_err(failed)?;
                 let objects = objects.iter().map(|(key, json)| (key.as_str(), Line::Json(json)));
                 match self.create(watch, identity, &position, objects) {
                     Ok(compacted) => compacted,
@@ -171,8 +195,8 @@ impl CheckpointLogs {
         let keeps = update.objects.iter().any(|(_, entry)| matches!(entry, Entry::Kept));
         let kept = match before {
             _ if !keeps => None,
-            Some(log) => Some(read(&log.file).map_err(failed)?),
-            None => self.reopen(watch)?.map(|(_, contents)| contents),
+            Some(log) => Some(log.read().map_err(failed)?),
+            None => self.reopen(watch, DamagedEnd::IsLost)?.map(|(_, contents)| contents),
         };
         let kept = kept.filter(|it| it.identity == identity).map(|it| it.objects).unwrap_or_default();
         let mut objects = Vec::with_capacity(update.objects.len());
@@ -188,7 +212,7 @@ impl CheckpointLogs {
     }
 
     /// Opens the log of an earlier agent, or after a failed write; `None` if there is no usable one.
-    fn reopen(&self, watch: &str) -> Result<Option<(Log, Contents)>, Failure> {
+    fn reopen(&self, watch: &str, end: DamagedEnd) -> Result<Option<(Log, Contents)>, Failure> {
         let name = file_name(watch);
         let path = self.directory.path().join(&name);
         let file = match File::options().read(true).append(true).open(&path) {
@@ -196,11 +220,23 @@ impl CheckpointLogs {
             file => file?,
         };
         match read(&file) {
+            Ok(Contents { damage: Some(why), .. }) if end == DamagedEnd::IsLost => {
+                Err(self.quarantine(&name, &why))
+            }
             Ok(mut contents) if contents.length > 0 => {
                 let metadata = file.metadata()?;
                 contents.written = metadata.modified().ok();
                 // Would set the file's time, also if nothing is cut off.
                 if metadata.len() > contents.length {
+                    let bytes = metadata.len() - contents.length;
+                    let why = contents.damage.as_deref().unwrap_or("its last frames are not complete");
+                    tracing::warn!(
+                        watch,
+                        bytes,
+                        why,
+                        position = contents.position,
+                        "dropped the end of the checkpoint behind its last position"
+                    );
                     file.set_len(contents.length)?;
                 }
                 let live =
@@ -241,6 +277,21 @@ impl CheckpointLogs {
             }
             Err(error) => format!("the file is damaged: {why}; cannot quarantine it: {error}").into(),
         }
+    }
+}
+
+// === impl Log ===
+
+impl Log {
+    /// All that was written. Damage is [`io::ErrorKind::InvalidData`].
+    fn read(&self) -> io::Result<Contents> {
+        let contents = read(&self.file)?;
+        if contents.length == self.length {
+            return Ok(contents);
+        }
+        let (length, expected) = (contents.length, self.length);
+        let why = contents.damage.unwrap_or_else(|| "a frame that was cut off".to_owned());
+        Err(damaged(format!("its last position is at byte {length}, expected at {expected}: {why}")))
     }
 }
 
@@ -319,39 +370,57 @@ fn append<'a>(
     Ok(length)
 }
 
-/// Reads a log up to its last position. Damage is [`io::ErrorKind::InvalidData`].
+/// Reads a log up to its last position. Damage before the first one is [`io::ErrorKind::InvalidData`].
 fn read(mut file: &File) -> io::Result<Contents> {
     file.rewind()?;
     let mut input = BufReader::new(file);
     let (mut contents, mut pending, mut offset) = (Contents::default(), Vec::new(), 0);
-    while let Some(frame) = read_frame(&mut input)? {
-        offset += PREFIX as u64 + frame.len() as u64;
-        let sealed = unseal(KIND, &frame).map_err(damaged)?;
-        if sealed.layout != LAYOUT {
-            return Err(damaged(format!("layout {}, expected {LAYOUT}", sealed.layout)));
-        }
-        let mut lines = sealed.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        let head: Head<'_> = serde_json::from_slice(lines.next().unwrap_or_default()).map_err(damaged)?;
-        for line in lines {
-            let (key, json): (String, Option<Box<RawValue>>) =
-                serde_json::from_slice(line).map_err(damaged)?;
-            pending.push((key, json));
-        }
-        let Some(position) = head.position else { continue };
+    loop {
+        let frame = match read_frame(&mut input) {
+            Ok(Some(frame)) => frame,
+            Ok(None) => break,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData && contents.length > 0 => {
+                contents.damage = Some(error.to_string());
+                break;
+            }
+            Err(error) => return Err(error),
+        };
+        offset += frame.bytes;
+        pending.extend(frame.changes);
+        let Some(position) = frame.position else { continue };
         for (key, json) in pending.drain(..) {
             match json {
                 Some(json) => drop(contents.objects.insert(key, json)),
                 None => drop(contents.objects.remove(&key)),
             }
         }
-        (contents.identity, contents.position) = (head.identity.to_owned(), position.to_owned());
-        contents.length = offset;
+        (contents.identity, contents.position, contents.length) = (frame.identity, position, offset);
     }
     Ok(contents)
 }
 
-/// The next frame; `None` at the end, and at a frame that was cut off.
-fn read_frame(input: &mut impl io::Read) -> io::Result<Option<Vec<u8>>> {
+/// The next frame; `None` at the end, and at a frame that was cut off. Damage is
+/// [`io::ErrorKind::InvalidData`].
+fn read_frame(input: &mut impl io::Read) -> io::Result<Option<Frame>> {
+    let Some(bytes) = read_sealed(input)? else { return Ok(None) };
+    let sealed = unseal(KIND, &bytes).map_err(damaged)?;
+    if sealed.layout != LAYOUT {
+        return Err(damaged(format!("layout {}, expected {LAYOUT}", sealed.layout)));
+    }
+    let mut lines = sealed.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let head: Head<'_> = serde_json::from_slice(lines.next().unwrap_or_default()).map_err(damaged)?;
+    let changes =
+        lines.map(|line| serde_json::from_slice(line).map_err(damaged)).collect::<io::Result<_>>()?;
+    Ok(Some(Frame {
+        bytes: (PREFIX + bytes.len()) as u64,
+        identity: head.identity.to_owned(),
+        position: head.position.map(str::to_owned),
+        changes,
+    }))
+}
+
+/// The next frame with its seal, without its length.
+fn read_sealed(input: &mut impl io::Read) -> io::Result<Option<Vec<u8>>> {
     let mut prefix = Vec::with_capacity(PREFIX);
     input.take(PREFIX as u64).read_to_end(&mut prefix)?;
     if prefix.len() < PREFIX {

@@ -44,6 +44,8 @@ struct Found {
     outdated: Vec<Key>,
     /// Names of files of an earlier boot.
     expired: Vec<String>,
+    /// Names of files that a power cut has damaged: of an earlier boot, too.
+    cut: Vec<String>,
     /// Names and reasons.
     damaged: Vec<(String, String)>,
 }
@@ -69,7 +71,7 @@ pub(super) fn open_with(
     own: &Identity,
 ) -> Result<Opened, StoreError> {
     let directory = Directory::open(&state_dir.join(DIRECTORY)).map_err(StoreError::Directory)?;
-    let found = judge(&directory, migrations, own)?;
+    let found = judge(&directory, migrations, own)?.without_cut(own);
     let earlier = state_dir.join(EARLIER);
     let was_complete = found.mark.as_ref().is_some_and(|it| it.of == *own && it.complete);
     let condition = match (&found.mark, found.damaged.as_slice()) {
@@ -134,6 +136,20 @@ fn judge(directory: &Directory, migrations: &[Migration], own: &Identity) -> Res
     Ok(found)
 }
 
+// === impl Found ===
+
+impl Found {
+    /// Each agent writes the mark before its first record: beside the mark of an earlier boot, every record
+    /// is of an earlier boot. No write waits for a disk, so that a power cut leaves some empty or full of
+    /// zeros.
+    fn without_cut(mut self, own: &Identity) -> Self {
+        if self.mark.as_ref().is_some_and(|mark| mark.of.boot != own.boot) {
+            self.cut = self.damaged.drain(..).map(|(name, _)| name).collect();
+        }
+        self
+    }
+}
+
 // === impl Store ===
 
 impl Store {
@@ -143,6 +159,12 @@ impl Store {
         let (directory, mark) = (self.directory(), Meta::new(&self.own, false).encode());
         let wrote = |source| failed(&directory, "write to", source);
         directory.clear().map_err(wrote)?;
+        // Before the mark: beside the one of this boot, an agent that starts after a crash in between would
+        // call them damaged.
+        for name in &found.cut {
+            // A directory in the place of a file can only be renamed.
+            directory.remove(name).or_else(|_| directory.quarantine(name).map(drop)).map_err(wrote)?;
+        }
         if let Condition::Damaged { why, quarantined } = &mut condition {
             let path = directory.path();
             let stays = |source| StoreError::Quarantine { path: path.to_owned(), why: why.clone(), source };
@@ -163,8 +185,13 @@ impl Store {
         for (key, kept) in found.kept.iter().filter(|(key, _)| found.outdated.contains(key)) {
             self.put(key, kept)?;
         }
-        if !found.expired.is_empty() {
-            tracing::info!(records = found.expired.len(), "discarded the records from before the reboot");
+        let (readable, unreadable) = (found.expired.len(), found.cut.len());
+        if readable + unreadable > 0 {
+            tracing::info!(
+                records = readable + unreadable,
+                unreadable,
+                "discarded the records from before the reboot"
+            );
         }
         if !found.outdated.is_empty() {
             tracing::info!(

@@ -396,6 +396,24 @@ fn whatever_a_power_cut_leaves_the_next_boot_starts_without_records() {
 }
 
 #[test]
+fn records_that_a_power_cut_has_damaged_are_discarded_and_are_no_damage_of_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path());
+    let zeros = vec![0; fs::read(path(dir.path(), 2)).unwrap().len()];
+    fs::write(path(dir.path(), 2), zeros).unwrap();
+    fs::write(path(dir.path(), 3), "").unwrap();
+    fs::remove_file(path(dir.path(), 4)).unwrap();
+    fs::create_dir(path(dir.path(), 4)).unwrap();
+    let Opened { records, condition, .. } = open_as(dir.path(), "next", "4:7").unwrap();
+    assert_eq!((records, condition), (vec![], Condition::Incomplete));
+    assert!(!path(dir.path(), 2).exists() && !path(dir.path(), 3).exists() && !path(dir.path(), 4).exists());
+    // The same in the boot of the records is damage.
+    filled(dir.path());
+    fs::write(path(dir.path(), 3), "").unwrap();
+    assert!(matches!(open(dir.path()).unwrap().condition, Condition::Damaged { .. }));
+}
+
+#[test]
 fn an_unreadable_store_is_not_taken_for_damage() {
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink("attachments", dir.path().join("attachments")).unwrap();
