@@ -1,40 +1,59 @@
 //! Foreign objects that see pods' packets: shown by `ferrulectl verify`, not deviations.
 
+use std::collections::HashMap;
+
 use super::inventory::Inventory;
 use crate::{
-    plug::{filter::Hook, sysctl},
+    nodes::Ahead,
+    plug::{filter::Hook, host_inventory::HostLinkState, sysctl},
     registry::{Attachment, HostLink, Key},
 };
 
-/// A foreign filter or program on an attachment's host interface, or what concerns all pods.
+/// A foreign filter or program on an interface, or what concerns all pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Foreign {
-    pub of: Option<(Key, HostLink)>,
+    /// The attachment whose host interface has it.
+    pub of: Option<Key>,
+    pub link: Option<HostLink>,
     /// A description in one line.
     pub what: String,
 }
+
+const BEFORE: &str = "which runs before the agent's filters";
 
 /// Foreign tc filters, XDP programs and tcx programs (by hook, in the order of [`Hook::ALL`]) of an
 /// attachment.
 pub fn foreign(it: &Attachment, actual: &Inventory, tcx: &[Vec<u32>; 2]) -> Vec<Foreign> {
     let Some(host) = it.host.device() else { return Vec::new() };
     let (filters, link) = (actual.host.filters.get(&host.ifindex), actual.host.links.get(&host.ifindex));
-    let filters = filters.into_iter().flatten().filter(|filter| !filter.is_ours).map(|filter| {
-        let name = filter.name.as_deref().map(|name| format!(" {name}")).unwrap_or_default();
-        let program = filter.program.map(|id| format!(", program {id}")).unwrap_or_default();
-        let (kind, direction, priority) = (&filter.kind, direction(filter.hook), filter.priority);
-        format!("a {kind} filter{name} on {direction}, priority {priority}{program}")
-    });
+    let filters = filters.into_iter().flatten().filter(|filter| !filter.is_ours);
+    let filters = filters.map(|filter| filter.describe(&format!("on {}", direction(filter.hook))));
     let xdp = link.into_iter().flat_map(|link| &link.xdp);
-    let xdp = xdp.map(|id| format!("an XDP program {id}, which runs before the agent's filters"));
+    let xdp = xdp.map(|id| format!("an XDP program {id}, {BEFORE}"));
     let tcx = Hook::ALL.into_iter().zip(tcx).flat_map(|((hook, _), ids)| {
         let direction = direction(hook);
-        ids.iter().map(move |id| {
-            format!("a tcx program {id} on {direction}, which runs before the agent's filters")
-        })
+        ids.iter().map(move |id| format!("a tcx program {id} on {direction}, {BEFORE}"))
     });
     let all = filters.chain(xdp).chain(tcx);
-    all.map(|what| Foreign { of: Some((it.key.clone(), host.clone())), what }).collect()
+    all.map(|what| Foreign { of: Some(it.key.clone()), link: Some(host.clone()), what }).collect()
+}
+
+/// XDP programs of others on these links, which are no pods', and what else runs there before the agent's
+/// filters.
+pub fn on_links(links: &[u32], states: &HashMap<u32, HostLinkState>, ahead: &[Ahead]) -> Vec<Foreign> {
+    let mut found = Vec::new();
+    for &ifindex in links {
+        let Some(state) = states.get(&ifindex) else { continue };
+        let link = HostLink { ifname: state.name.clone(), ifindex };
+        let xdp = state.xdp.iter().map(|id| format!("an XDP program {id}"));
+        let all = xdp.chain(ahead.iter().filter(|it| it.ifindex == ifindex).map(|it| it.what.clone()));
+        found.extend(all.map(|what| Foreign {
+            of: None,
+            link: Some(link.clone()),
+            what: format!("{what}, {BEFORE} and may keep packets from them"),
+        }));
+    }
+    found
 }
 
 /// A setting by which conntrack refuses TCP connections whose begin it has not seen.

@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use super::{
     deviation::{Deviation, Kind},
-    foreign::{Foreign, foreign, strict_conntrack},
+    foreign::{Foreign, foreign, on_links, strict_conntrack},
     inventory::Inventory,
     orphans::shared_addresses,
     verify::verify_pod_end,
@@ -15,6 +15,7 @@ use crate::{
     masquerade::Masquerade,
     nodes::Keeper,
     plug::{
+        host_inventory::HostInventory,
         netlink::{NetlinkError, Socket},
         nft::firewall,
         range_route::Skipped,
@@ -88,13 +89,16 @@ impl Inspector {
             let tcx = device.map(|device| self.dataplane.tcx(device.ifindex)).unwrap_or_default();
             findings.foreign.extend(foreign(it, &actual, &tcx));
         }
+        let links: Vec<_> = self.nodes.decided().links().into_iter().collect();
+        let states = HostInventory::links(&mut host)?.links;
+        findings.foreign.extend(on_links(&links, &states, &self.nodes.ahead(&mut host)?));
         let chains = firewall::forward_drops().into_iter().map(|it| it.to_string());
         let skipped = actual.skipped_ranges.iter().map(|Skipped { range, why }| {
             format!("the range {range} has no unreachable route, because {why}: see: ip route show {range}")
         });
         let strict = strict_conntrack(self.nodes.decided().has_fast());
         let of_node = chains.into_iter().chain(skipped).chain(strict);
-        findings.foreign.extend(of_node.map(|what| Foreign { of: None, what }));
+        findings.foreign.extend(of_node.map(|what| Foreign { of: None, link: None, what }));
         findings.attachments = attachments;
         Ok(findings)
     }

@@ -1,6 +1,7 @@
 //! Actual states with one deviation each.
 
 mod advice;
+mod foreign;
 mod scope;
 mod texts;
 
@@ -484,28 +485,6 @@ fn a_foreign_qdisc_is_reported_instead_of_the_missing_filters() {
         actual.host.foreign_qdiscs.insert(INDEX, "ingress".to_owned());
     });
     assert_eq!(found, [Kind::Qdisc]);
-}
-
-#[test]
-fn foreign_programs_beside_the_agents_are_listed_and_no_deviations() {
-    let it = one("a", 2, INDEX);
-    let mut actual = good(&it);
-    let theirs = Attached {
-        is_ours: false,
-        priority: 9,
-        kind: "flower".to_owned(),
-        name: None,
-        ..ours(Hook::ToPod, 0)
-    };
-    filters(&mut actual).push(Attached { program: None, ..theirs });
-    link(&mut actual).xdp.push(33);
-    assert_eq!(actual.deviations_of(&it), []);
-    let listed: Vec<_> =
-        foreign::foreign(&it, &actual, &[vec![44], vec![]]).into_iter().map(|it| it.what).collect();
-    assert_eq!(listed.len(), 3, "{listed:?}");
-    for (what, part) in listed.iter().zip(["flower filter on ingress", "XDP program 33", "tcx program 44"]) {
-        assert!(what.contains(part), "{what}");
-    }
 }
 
 #[test]

@@ -25,6 +25,7 @@ use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::{
     Nodes, Settings,
+    ahead::{Ahead, ahead},
     plan::{Plan, Underlay},
     report::{Counts, Report},
 };
@@ -171,6 +172,14 @@ impl Keeper {
         Arc::clone(&self.decided.borrow())
     }
 
+    /// Programs of others that run before the agent's on the tunnel device and the uplinks now. Blocks.
+    ///
+    /// # Errors
+    /// If the kernel refuses a dump.
+    pub fn ahead(&self, host: &mut Socket) -> Result<Vec<Ahead>, NetlinkError> {
+        ahead(host, &self.dataplane, &self.decided().links())
+    }
+
     /// Subscribes to [`Self::decided`].
     pub fn decisions(&self) -> Receiver<Arc<Report>> {
         self.decided.subscribe()
@@ -270,7 +279,13 @@ impl Keeper {
         let (nodes, bare) = (Arc::clone(&state.nodes), state.bare.clone());
         let tunnel = tunnel::index(&mut host)?;
         let (settings, plan, areas) = (self.settings, state.plan.clone(), other_routes.areas);
-        let report = Report { nodes, settings, plan, tunnel, bare, areas };
+        let mut report = Report { nodes, settings, plan, tunnel, bare, ahead: Vec::new(), areas };
+        match ahead(&mut host, &self.dataplane, &report.links()) {
+            Ok(ahead) => report.ahead = ahead,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "cannot list the filters of uplinks and tunnel");
+            }
+        }
         let Counts { direct, vxlan, none } = report.counts();
         self.metrics.set([direct, vxlan, none].map(count), count(state.nodes.refused.len()));
         self.metrics.passed(host.received());

@@ -10,6 +10,7 @@
 //!  the kernel's ways ───────┴▶ plan ─▶ Keeper ─▶ uplinks, tunnel device, map NODES, routes, rules
 //! ```
 
+mod ahead;
 mod announce;
 mod claims;
 mod keeper;
@@ -29,6 +30,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
+pub use ahead::Ahead;
 pub use announce::{Announcer, Duties};
 pub use keeper::{KeepError, Keeper, Outside};
 pub use refusals::Refusals;

@@ -1,12 +1,16 @@
 //! What the keeper has decided: the way to each range of another node, and where packets bypass the stack.
 //! For administrators, and pure.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 
 use super::{
     Mode, Node, Nodes, Settings,
+    ahead::Ahead,
     plan::{Plan, RangeWay},
     way::Way,
 };
@@ -23,6 +27,7 @@ pub struct Report {
     /// The index of the tunnel device, if there is one.
     pub(super) tunnel: Option<u32>,
     pub(super) bare: Bare,
+    pub(super) ahead: Vec<Ahead>,
     /// Where routes of other programs are known.
     pub(super) areas: Areas,
 }
@@ -74,6 +79,7 @@ impl Report {
             plan: None,
             tunnel: None,
             bare: Bare::new(),
+            ahead: Vec::new(),
             areas: Areas::default(),
         }
     }
@@ -83,13 +89,22 @@ impl Report {
         &self.bare
     }
 
+    /// Programs of others that run before the agent's on the tunnel device and the uplinks.
+    pub fn ahead(&self) -> &[Ahead] {
+        &self.ahead
+    }
+
+    /// The tunnel device and the interfaces by which packets leave.
+    pub fn links(&self) -> BTreeSet<u32> {
+        self.plan.iter().flat_map(|plan| plan.uplinks.iter().copied()).chain(self.tunnel).collect()
+    }
+
     /// What concerns the routes: the tunnel device, the interfaces by which packets leave, and the other
     /// nodes.
     pub(super) fn scope(&self) -> Scope {
-        let uplinks = self.plan.iter().flat_map(|plan| plan.uplinks.iter().copied());
         let addresses = self.nodes.others.iter().flat_map(|node| node.addresses.iter().copied());
         Scope {
-            interfaces: uplinks.chain(self.tunnel).collect(),
+            interfaces: self.links().into_iter().collect(),
             addresses: addresses.collect(),
             areas: self.areas.clone(),
         }
@@ -177,7 +192,7 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeSet, HashMap, HashSet};
+    use std::collections::{BTreeSet, HashSet};
 
     use super::*;
     use crate::{nodes::plan::Underlay, plug::nodes::reach::Hop};
@@ -228,7 +243,7 @@ mod tests {
         let settings = Settings { mode, port: 4789, fast_path };
         let plan = Some(Arc::new(Plan::new(settings, &nodes, &underlay)));
         let areas = Areas::around(nodes.others.iter().flat_map(|node| &node.ranges));
-        Report { nodes, settings, plan, tunnel: Some(TUNNEL), bare: Bare::new(), areas }
+        Report { nodes, settings, plan, tunnel: Some(TUNNEL), bare: Bare::new(), ahead: Vec::new(), areas }
     }
 
     /// One line for each range: the way, its MTU, and whether packets bypass the stack.

@@ -112,18 +112,19 @@ pub(super) fn show_deviation(it: &Deviation, attachments: &[Attachment]) -> Show
 }
 
 pub(super) fn show_foreign(it: &Foreign, attachments: &[Attachment]) -> ShownForeign {
-    let Foreign { of, what } = it.clone();
-    let Some((key, host)) = of else { return ShownForeign { what, ..Default::default() } };
-    let (network, container_id, ifname) = names(&key);
-    let pod = attachments.iter().find(|it| it.key == key).map(|it| it.pod.clone()).unwrap_or_default();
+    let Foreign { of, link, what } = it.clone();
+    let (network, container_id, ifname) = of.as_ref().map(names).unwrap_or_default();
+    let of = attachments.iter().find(|it| of.as_ref() == Some(&it.key));
+    let pod = of.map(|it| it.pod.clone()).unwrap_or_default();
+    let (host_ifname, host_ifindex) = link.map(|it| (it.ifname, it.ifindex)).unwrap_or_default();
     ShownForeign {
         network,
         container_id,
         ifname,
         pod_namespace: pod.namespace,
         pod_name: pod.name,
-        host_ifname: host.ifname,
-        host_ifindex: host.ifindex,
+        host_ifname,
+        host_ifindex,
         what,
     }
 }

@@ -136,6 +136,23 @@ impl Attached {
         let is_ours = has_our_place && filter.header.handle == HANDLE && chain == 0;
         Self { hook, is_ours, priority, kind, name, program }
     }
+
+    /// Whether the filter, on a link that is no pod's, runs before the agent's.
+    pub fn is_ahead_on_link(&self) -> bool {
+        self.priority <= LINK_PRIORITY && !self.is_ours_on_link()
+    }
+
+    /// Whether the filter, on a link that is no pod's, is the agent's.
+    fn is_ours_on_link(&self) -> bool {
+        self.is_ours && self.priority == LINK_PRIORITY
+    }
+
+    /// For instance `a bpf filter NAME on egress, priority 9, program 44`.
+    pub fn describe(&self, place: &str) -> String {
+        let name = self.name.as_deref().map(|name| format!(" {name}")).unwrap_or_default();
+        let program = self.program.map(|id| format!(", program {id}")).unwrap_or_default();
+        format!("a {} filter{name} {place}, priority {}{program}", self.kind, self.priority)
+    }
 }
 
 /// The requests that attach both filters to an interface without filters.
@@ -226,8 +243,7 @@ pub fn remove_from_link(host: &mut Socket, ifindex: u32) -> Result<bool, Netlink
     for (hook, _) in Hook::ALL {
         found.extend(on(host, ifindex, hook)?);
     }
-    let (ours, others): (Vec<_>, Vec<_>) =
-        found.into_iter().partition(|it| it.is_ours && it.priority == LINK_PRIORITY);
+    let (ours, others): (Vec<_>, Vec<_>) = found.into_iter().partition(Attached::is_ours_on_link);
     if !ours.is_empty() && others.is_empty() {
         // With its filters: without them, no later attempt would know whose the qdisc is.
         let message = RouteNetlinkMessage::DelQueueDiscipline(clsact(ifindex));

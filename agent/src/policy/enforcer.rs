@@ -15,6 +15,7 @@ use super::{
     maps::Maps,
     report::Report,
     shared::{Progress, Shared},
+    unjudged::Unjudged,
     worker::Worker,
 };
 use crate::{
@@ -79,8 +80,8 @@ impl Enforcer {
     }
 
     /// Sets by which interfaces packets leave that no policy judges, and why. Returns at once.
-    pub fn set_unjudged(&self, why: Option<String>) {
-        if std::mem::replace(&mut *self.0.unjudged(), why.clone()) != why {
+    pub fn set_unjudged(&self, unjudged: Unjudged) {
+        if std::mem::replace(&mut *self.0.unjudged(), unjudged.clone()) != unjudged {
             self.0.inbox().has_news = true;
             self.0.arrived.notify_one();
         }

@@ -29,6 +29,7 @@ mod state;
 mod stub;
 #[cfg(test)]
 mod tests;
+mod unjudged;
 mod worker;
 
 pub use admit::AdmitError;
@@ -41,3 +42,4 @@ pub use mode::{Mode, Unlisted};
 pub use remote_pods::{RemotePod, RemotePods};
 pub use report::Report;
 pub use reporters::Reporters;
+pub use unjudged::Unjudged;

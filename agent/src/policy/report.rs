@@ -7,6 +7,7 @@ use ferrule_policy::{Change, Compiler, PolicyId, Refused, Resource, Usage};
 use super::{
     held::{Entry, Held},
     reporters::Reporters,
+    unjudged::Unjudged,
 };
 use crate::{
     chain::chain,
@@ -58,20 +59,23 @@ impl Report {
         self.metrics.policies.set(count(usage.policies));
     }
 
-    /// The maps have what is compiled. `unjudged`: by which interfaces packets leave that no policy judges.
-    pub(super) fn in_force(&mut self, compiler: &Compiler, held: &Held, unjudged: Option<&str>) {
+    /// The maps have what is compiled.
+    pub(super) fn in_force(&mut self, compiler: &Compiler, held: &Held, unjudged: &Unjudged) {
         if !held.is_empty() {
             return;
         }
         self.told.clear();
-        match (compiler.usage().policies, unjudged) {
-            (0, _) => {
-                self.policy.healthy("the cluster has no policy: pods may send and receive everything");
-            }
-            (policies, None) => self.policy.healthy(format!("policies in force: {policies}")),
-            (policies, Some(unjudged)) => {
-                self.policy.unhealthy(format!("policies in force: {policies}; {unjudged}"));
-            }
+        let policies = compiler.usage().policies;
+        if policies == 0 {
+            self.policy.healthy("the cluster has no policy: pods may send and receive everything");
+            return;
+        }
+        let Unjudged { surely, perhaps } = unjudged;
+        let exceptions = surely.iter().chain(perhaps).map(|why| format!("; {why}")).collect::<String>();
+        let why = format!("policies in force: {policies}{exceptions}");
+        match surely {
+            Some(_) => self.policy.unhealthy(why),
+            None => self.policy.healthy(why),
         }
     }
 

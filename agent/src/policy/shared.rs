@@ -9,7 +9,7 @@ use std::{
 use ferrule_policy::{Capacities, Compiler, PolicyId, Table};
 use tokio::{sync::watch, task::spawn_blocking};
 
-use super::{admit::AdmitError, inbox::Inbox, maps::Maps};
+use super::{admit::AdmitError, inbox::Inbox, maps::Maps, unjudged::Unjudged};
 use crate::cluster::{PodRef, Pods};
 
 /// What the thread and its callers share.
@@ -31,8 +31,7 @@ pub(super) struct Shared {
     pub(super) held: Mutex<Vec<String>>,
     /// What is wrong with policies of which the newest version cannot be decoded, with their UIDs.
     pub(super) undecodable: Mutex<BTreeMap<PolicyId, (String, String)>>,
-    /// By which packets leave that no policy judges, and why.
-    pub(super) unjudged: Mutex<Option<String>>,
+    pub(super) unjudged: Mutex<Unjudged>,
     /// Held while the maps differ from what is compiled.
     turn: Mutex<()>,
     pub(super) progress: watch::Sender<Progress>,
@@ -98,7 +97,7 @@ impl Shared {
         *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
-    pub(super) fn unjudged(&self) -> MutexGuard<'_, Option<String>> {
+    pub(super) fn unjudged(&self) -> MutexGuard<'_, Unjudged> {
         self.unjudged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -15,7 +15,9 @@ use ferrule_policy::{
 use ferrule_proto::agent::policy_state::Kind;
 use serde_json::json;
 
-use super::{AdmitError, Denials as _, Enforcer, Interface, Maps, Report, Reporters, denial::tests::record};
+use super::{
+    AdmitError, Denials as _, Enforcer, Interface, Maps, Report, Reporters, Unjudged, denial::tests::record,
+};
 use crate::{
     cluster::{PodRef, Pods},
     dataplane::{Audit, MapFailure},
@@ -543,14 +545,29 @@ fn a_policy_that_cannot_be_decoded_is_known_until_a_newer_version_can_or_that_ve
 #[test]
 fn an_uplink_without_filters_makes_enforcement_unhealthy_while_there_is_a_policy() {
     let it = Setup::new();
-    it.enforcer.set_unjudged(Some("Service packets by wg0 are not judged".to_owned()));
+    let by = |link: &str| Some(format!("Service packets by {link} are not judged"));
+    it.enforcer.set_unjudged(Unjudged { surely: by("wg0"), perhaps: None });
     it.enforcer.replace(Vec::new());
     assert!(it.wait_until_healthy(true).contains("no policy"));
     it.enforcer.submit(namespace());
     it.enforcer.submit(policy("p", "a"));
     assert!(it.wait_until_healthy(false).contains("wg0"));
-    it.enforcer.set_unjudged(None);
+    it.enforcer.set_unjudged(Unjudged::default());
     it.wait_until_healthy(true);
-    it.enforcer.set_unjudged(Some("Service packets by wg1 are not judged".to_owned()));
+    it.enforcer.set_unjudged(Unjudged { surely: by("wg1"), perhaps: None });
     assert!(it.wait_until_healthy(false).contains("policies in force: 1; Service packets by wg1"));
+}
+
+#[test]
+fn health_names_programs_of_others_before_the_agents_and_stays_healthy() {
+    let it = Setup::new();
+    it.enforcer.set_unjudged(Unjudged { surely: None, perhaps: Some("eth0 has a tcx program".to_owned()) });
+    it.enforcer.replace(Vec::new());
+    assert!(it.wait_until_healthy(true).contains("no policy"));
+    it.enforcer.submit(namespace());
+    it.enforcer.submit(policy("p", "a"));
+    let end = Instant::now() + SOON;
+    while it.wait_until_healthy(true) != "policies in force: 1; eth0 has a tcx program" {
+        assert!(Instant::now() < end, "{:?}", it.why());
+    }
 }

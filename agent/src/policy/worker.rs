@@ -256,7 +256,7 @@ impl Worker {
                 let unjudged = self.shared.unjudged().clone();
                 let compiler = self.shared.compiler();
                 self.shared.maps.count(compiler.rows());
-                self.report.in_force(&compiler, &self.held, unjudged.as_deref());
+                self.report.in_force(&compiler, &self.held, &unjudged);
             }
             Err(error) => self.not_written(&error),
         }

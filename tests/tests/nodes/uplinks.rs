@@ -143,6 +143,40 @@ fn pods_follow_the_route_to_a_node_to_a_second_uplink_and_back() {
 }
 
 #[test]
+fn filters_of_others_that_keep_the_agents_from_running_on_an_uplink_are_named() {
+    with_pods(&[], |fabric, _| {
+        let [one, ..] = &fabric.nodes;
+        let verify = || one.on(|node| node.ctl(&["verify"]));
+        let before = verify()?;
+        ensure!(!before.contains("(foreign)"), "{before}");
+        // It accepts each packet.
+        let add = |place: &str| {
+            one.run(&format!("tc filter add dev {place} u32 match u32 0 0 classid 1:1")).map(drop)
+        };
+        // Behind the agent's, which it cannot keep from running.
+        add("uplink egress protocol all prio 71")?;
+        ensure!(verify()? == before, "{}", verify()?);
+        add("uplink egress protocol all prio 1")?;
+        add("ferrule-vxlan ingress protocol ip prio 2")?;
+        let found = verify()?;
+        for (link, what) in [
+            ("uplink", "a u32 filter at the hook egress, priority 1"),
+            ("ferrule-vxlan", "a u32 filter at the hook ingress, priority 2"),
+        ] {
+            let is_it = |line: &str| line.contains(link) && line.contains("(foreign)") && line.contains(what);
+            ensure!(found.lines().any(is_it), "{what} of {link} is missing in {found}");
+        }
+        // The keeper's next pass.
+        one.run("ip addr add 203.0.113.9/32 dev uplink")?;
+        sys::wait_until("the agent warns of what leaves unjudged", TIMEOUT, || {
+            let told = "may not be judged where it leaves by uplink (a u32 filter at the hook egress";
+            one.on(|node| Ok(node.log().contains(told)))
+        })
+    })
+    .unwrap();
+}
+
+#[test]
 fn an_uplink_that_is_deleted_and_made_again_is_used_again() {
     with_pods(&[], |fabric, pods| {
         let [one, _, three] = &fabric.nodes;
