@@ -497,8 +497,10 @@ impl Registry {
 
     fn try_audit(&self) -> Result<(), StoreError> {
         self.recreate()?;
-        let recorded = self.table().keys();
-        for key in recorded.into_iter().chain(self.store.keys()?) {
+        // Those of the table and those with a file are the same, most often.
+        let mut keys: BTreeSet<_> = self.table().keys().into_iter().collect();
+        keys.extend(self.store.keys()?);
+        for key in keys {
             // A record is written before the table changes: only a second look, with the key locked, counts.
             let runtime_key = self.runtime_key(&key);
             if self.deviates(&key)?.is_some()
