@@ -1,11 +1,38 @@
-//! The filters of a selection.
+//! What to show: a selection, and its filters.
 
 use std::net::IpAddr;
 
 use anyhow::bail;
 use ferrule_proto::flow::{self, FlowFilter};
+use jiff::SignedDuration;
 
-use super::Selection;
+/// What to show.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(super) struct Selection {
+    /// Wait for new records, and show each as it comes
+    #[arg(short, long)]
+    pub(super) follow: bool,
+    /// Only records with this pod at either end: `namespace/name`, or the beginning of a name
+    ///
+    /// With --to: only records from this pod.
+    #[arg(long, value_name = "POD")]
+    pub(super) pod: Option<String>,
+    /// Only records with a pod of this namespace at either end; with --to: from such a pod
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub(super) namespace: Option<String>,
+    /// Only records to this address, network or pod
+    #[arg(long, value_name = "ADDRESS|CIDR|POD")]
+    pub(super) to: Option<String>,
+    /// Only records with this port at either end
+    #[arg(long, value_name = "PORT")]
+    pub(super) port: Option<u16>,
+    /// Only records that are not older, for instance 5m
+    #[arg(long, value_name = "TIME")]
+    pub(super) since: Option<SignedDuration>,
+    /// At most so many recorded ones, the newest. Default: 20; with --since all; with --follow none
+    #[arg(long, value_name = "NUMBER")]
+    pub(super) last: Option<u64>,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Verdict {

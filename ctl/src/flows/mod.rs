@@ -25,39 +25,16 @@ use ferrule_proto::{
 use jiff::SignedDuration;
 use tonic::transport::Channel;
 
-use self::{explain::explain, filter::Verdict, sampling::Sampling, show::Printer};
+use self::{
+    explain::explain,
+    filter::{Selection, Verdict},
+    sampling::Sampling,
+    show::Printer,
+};
 use crate::{
     client, complain,
     output::{Output, Report},
 };
-
-/// What to show.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct Selection {
-    /// Wait for new records, and show each as it comes
-    #[arg(short, long)]
-    follow: bool,
-    /// Only records with this pod at either end: `namespace/name`, or the beginning of a name
-    ///
-    /// With --to: only records from this pod.
-    #[arg(long, value_name = "POD")]
-    pod: Option<String>,
-    /// Only records with a pod of this namespace at either end; with --to: from such a pod
-    #[arg(short, long, value_name = "NAMESPACE")]
-    namespace: Option<String>,
-    /// Only records to this address, network or pod
-    #[arg(long, value_name = "ADDRESS|CIDR|POD")]
-    to: Option<String>,
-    /// Only records with this port at either end
-    #[arg(long, value_name = "PORT")]
-    port: Option<u16>,
-    /// Only records that are not older, for instance 5m
-    #[arg(long, value_name = "TIME")]
-    since: Option<SignedDuration>,
-    /// At most so many recorded ones, the newest. Default: 20; with --since all; with --follow none
-    #[arg(long, value_name = "NUMBER")]
-    last: Option<u64>,
-}
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DropsArgs {

@@ -3,6 +3,7 @@
 //! kubectl itself finds the pods and runs the command, so that access is the user's own.
 
 mod answer;
+mod args;
 mod kubectl;
 mod target;
 mod wrap;
@@ -11,55 +12,26 @@ use std::{
     collections::VecDeque,
     ffi::OsStr,
     io::{self, BufReader, ErrorKind, IsTerminal as _},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
-use clap::Parser;
+use clap::Parser as _;
 
 use self::{
     answer::{Answer, End},
+    args::Args,
     kubectl::{Kubectl, Out},
     target::{Agent, Chosen},
 };
-use crate::{args, complain, output::Output, print};
-
-/// Run ferrulectl on a node of the cluster
-///
-/// COMMAND is a command of ferrulectl with its arguments. `explain` and `check` run on the node of their pod.
-#[derive(Debug, Parser)]
-#[command(name = "kubectl-ferrule", bin_name = "kubectl ferrule", version, about, after_help = EXAMPLES)]
-struct Args {
-    /// On this node; may be repeated
-    #[arg(long = "node", value_name = "NODE", group = "where")]
-    nodes: Vec<String>,
-    /// On the node of this pod
-    #[arg(long, value_name = "[NAMESPACE/]POD", group = "where")]
-    on: Option<String>,
-    /// On every node with these labels, as `kubectl get nodes -l` takes them
-    #[arg(short = 'l', long, value_name = "LABELS", group = "where")]
-    selector: Option<String>,
-    /// On every node
-    #[arg(long, group = "where")]
-    all_nodes: bool,
-    /// Namespace of the agents
-    #[arg(long, env = "FERRULE_AGENT_NAMESPACE", default_value = "ferrule-system", value_name = "NAMESPACE")]
-    agent_namespace: String,
-    /// Of several nodes, give one up that writes nothing for so long
-    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    timeout: u64,
-    /// As kubectl's own
-    #[arg(long, value_name = "CONTEXT")]
-    context: Option<String>,
-    /// As kubectl's own
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-    /// The command, for instance `explain web-0 -n shop`
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
-    command: Vec<String>,
-}
+use crate::{
+    args::{Args as Inner, Command},
+    complain,
+    output::Output,
+    print,
+};
 
 /// How answers name their nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,11 +47,6 @@ enum Form {
 const AT_ONCE: usize = 8;
 /// kubectl finds a plugin by this name on the PATH.
 const NAME: &str = "kubectl-ferrule";
-const EXAMPLES: &str = "\
-Examples:
-  kubectl ferrule explain web-0 -n shop
-  kubectl ferrule --on shop/web-0 drops -f
-  kubectl ferrule -l topology.kubernetes.io/zone=west status";
 
 /// Whether the program was called by kubectl.
 pub(crate) fn is_called(program: Option<&OsStr>) -> bool {
@@ -90,7 +57,7 @@ pub(crate) fn main() -> ExitCode {
     let plugin = Args::parse();
     let words = std::iter::once("ferrulectl").chain(plugin.command.iter().map(String::as_str));
     // Here, so that a wrong argument costs no call.
-    let inner = args::Args::parse_from(words);
+    let inner = Inner::parse_from(words);
     if inner.command.is_local() {
         return crate::run_and_report(&inner);
     }
@@ -105,7 +72,7 @@ pub(crate) fn main() -> ExitCode {
 
 /// Returns the exit code of the command; of several nodes, the largest. A node that cannot be asked is named,
 /// and the others are asked.
-fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
+fn run(plugin: &Args, inner: &Inner) -> anyhow::Result<u8> {
     let kubectl = Kubectl::new(plugin.context.as_deref(), plugin.kubeconfig.as_deref());
     let Chosen { agents, absent, namespace } = target::choose(plugin, inner.command.pod(), &kubectl)?;
     let is_one = agents.len() + absent.len() == 1;
@@ -121,7 +88,7 @@ fn run(plugin: &Args, inner: &args::Args) -> anyhow::Result<u8> {
     let mut worst = if absent.is_empty() { 0 } else { inner.command.unanswered() };
     let form = match inner.command {
         // Not a byte more than the archive.
-        args::Command::SupportBundle(_) => Form::Plain,
+        Command::SupportBundle(_) => Form::Plain,
         _ => plugin.form(inner.output),
     };
     // A terminal of its own: for `top`, for colours, and so that Ctrl-C ends the command in the pod.
@@ -265,7 +232,7 @@ mod tests {
             let args =
                 Args::try_parse_from(words.get(1..).unwrap()).unwrap_or_else(|it| panic!("{place}: {it}"));
             let inner = std::iter::once("ferrulectl".to_owned()).chain(args.command);
-            let inner = args::Args::try_parse_from(inner);
+            let inner = Inner::try_parse_from(inner);
             assert!(inner.is_ok(), "{place}: {}", inner.unwrap_err());
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{bail, ensure};
 
-use super::{Args, kubectl::Kubectl};
+use super::{args::Args, kubectl::Kubectl};
 use crate::pod_arg::PodArg;
 
 /// An agent that runs.

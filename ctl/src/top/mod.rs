@@ -1,5 +1,6 @@
 //! `ferrulectl top`: what each pod sends, receives and loses now.
 
+mod columns;
 mod rates;
 mod screen;
 
@@ -14,6 +15,7 @@ use ferrule_proto::agent::{Attachment, ListAttachmentsRequest, agent_client::Age
 use tonic::transport::Channel;
 
 use self::{
+    columns::table,
     rates::{Rate, Sort, rates},
     screen::{Key, Screen},
 };
@@ -21,7 +23,6 @@ use crate::{
     client,
     filter::Filter,
     output::{Output, Report},
-    table::{columns, pod},
 };
 
 #[derive(Debug, clap::Args)]
@@ -44,8 +45,6 @@ struct Look {
     at: Instant,
     attachments: Vec<Attachment>,
 }
-
-pub(crate) const HEADER: [&str; 7] = ["POD", "IF", "OUT PKTS/s", "OUT B/s", "IN PKTS/s", "IN B/s", "DROPS/s"];
 
 pub(crate) async fn run(args: &Args, socket: &Path, output: Output) -> anyhow::Result<Report> {
     let mut agent = client::connect(socket).await?;
@@ -93,16 +92,4 @@ fn between(before: &Look, now: &Look, sort: Sort) -> Vec<Rate> {
     let mut rates = rates(&before.attachments, &now.attachments, now.at - before.at);
     rates::order(&mut rates, sort);
     rates
-}
-
-fn table(rates: &[Rate]) -> String {
-    columns(&HEADER, rates.iter().map(|it| row(it).into()))
-}
-
-/// A row below [`HEADER`].
-pub(crate) fn row(it: &Rate) -> [String; 7] {
-    let [out_packets, out_bytes, in_packets, in_bytes, drops] =
-        [it.egress_packets, it.egress_bytes, it.ingress_packets, it.ingress_bytes, it.drops]
-            .map(rates::shown);
-    [pod(&it.namespace, &it.pod), it.ifname.clone(), out_packets, out_bytes, in_packets, in_bytes, drops]
 }

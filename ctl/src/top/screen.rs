@@ -12,9 +12,8 @@ use ratatui::{
 };
 
 use super::{
-    HEADER,
+    columns::{HEADER, row},
     rates::{Rate, Sort},
-    row,
 };
 
 /// The terminal, until dropped.
