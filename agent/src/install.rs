@@ -75,11 +75,6 @@ pub enum InstallError {
     NotText { path: PathBuf },
 }
 
-/// The default plugin directory of container runtimes.
-pub const DEFAULT_BIN_DIR: &str = "/opt/cni/bin";
-/// The default configuration directory of container runtimes.
-pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
-
 /// The name of the binary, which is the CNI plugin type.
 const SHIM: &str = "ferrule";
 

@@ -101,10 +101,6 @@ impl ApiError {
         matches!(self, Self::Connect { .. } | Self::Config { .. } | Self::Credential { .. })
     }
 
-    pub fn is_server_error(&self) -> bool {
-        self.code().is_some_and(|code| code >= 500)
-    }
-
     /// Whether the whole response is more than the agent takes at once, or more than comes in time.
     pub fn is_too_large(&self) -> bool {
         matches!(self, Self::TooLarge { .. } | Self::Timeout { has_begun: true, .. })
