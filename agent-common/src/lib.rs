@@ -13,6 +13,7 @@
 mod counters;
 pub mod event;
 mod flow;
+pub mod names;
 mod node;
 pub mod policy;
 mod skb;

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
+use agent_common::names;
 use anyhow::ensure;
 
 use crate::sys;
@@ -17,42 +18,6 @@ pub struct Footprint {
     maps: BTreeSet<u32>,
 }
 
-const OUR_PROGRAMS: [&str; 7] =
-    ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
-const OUR_MAPS: [&str; 31] = [
-    "VIFS",
-    "ENDPOINTS",
-    "VIF_TRAFFIC",
-    "VIF_COUNTERS",
-    "STACK_FLOWS",
-    "FLOW_RINGS",
-    "NODES",
-    "UNDERLAY",
-    "TUNNEL_FLOWS",
-    "LINK_COUNTERS",
-    "EVENTS",
-    "EVENT_BUDGETS",
-    "FLOW_STATS",
-    "FLOW_SAMPLING",
-    "FLOW_ENDS",
-    "FLOW_FACTS",
-    "FLOW_PLACES",
-    "NEW_FLOW",
-    "PEERS",
-    "BLOCKS",
-    "RULESETS",
-    "RULES",
-    "NAMED",
-    "PORTS",
-    "POLICY_FLOWS",
-    "POLICY_PENDING",
-    "POLICY_PLACES",
-    "POLICY_CASE",
-    "POLICY_ALLOWED",
-    "FRAGMENTS",
-    "AYA_LOGS",
-];
-
 // === impl Footprint ===
 
 impl Footprint {
@@ -66,7 +31,6 @@ impl Footprint {
             let entries = fs::read_dir(path).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
         };
-        let is_ours = |name: Option<&str>, ours: &[&str]| name.is_some_and(|name| ours.contains(&name));
         let programs = aya::programs::loaded_programs().filter_map(Result::ok);
         let maps = aya::maps::loaded_maps().filter_map(Result::ok);
         Ok(Self {
@@ -74,10 +38,10 @@ impl Footprint {
             netns: names("/run/netns"),
             pins: names("/sys/fs/bpf"),
             programs: programs
-                .filter(|it| is_ours(it.name_as_str(), &OUR_PROGRAMS))
+                .filter(|it| it.name_as_str().is_some_and(names::is_program))
                 .map(|it| it.id())
                 .collect(),
-            maps: maps.filter(|it| is_ours(it.name_as_str(), &OUR_MAPS)).map(|it| it.id()).collect(),
+            maps: maps.filter(|it| it.name_as_str().is_some_and(names::is_map)).map(|it| it.id()).collect(),
         })
     }
 

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_common::names;
 use anyhow::Result;
 
 use crate::{
@@ -19,42 +20,6 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Things(BTreeSet<String>);
 
-/// The names of Ferrule's programs and maps in the kernel.
-const PROGRAMS: [&str; 7] =
-    ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
-const MAPS: [&str; 31] = [
-    "VIFS",
-    "ENDPOINTS",
-    "VIF_TRAFFIC",
-    "VIF_COUNTERS",
-    "STACK_FLOWS",
-    "FLOW_RINGS",
-    "NODES",
-    "UNDERLAY",
-    "TUNNEL_FLOWS",
-    "LINK_COUNTERS",
-    "EVENTS",
-    "EVENT_BUDGETS",
-    "FLOW_STATS",
-    "FLOW_SAMPLING",
-    "FLOW_ENDS",
-    "FLOW_FACTS",
-    "FLOW_PLACES",
-    "NEW_FLOW",
-    "PEERS",
-    "BLOCKS",
-    "RULESETS",
-    "RULES",
-    "NAMED",
-    "PORTS",
-    "POLICY_FLOWS",
-    "POLICY_PENDING",
-    "POLICY_PLACES",
-    "POLICY_CASE",
-    "POLICY_ALLOWED",
-    "FRAGMENTS",
-    "AYA_LOGS",
-];
 const BPFFS: &str = "/sys/fs/bpf";
 /// Where real runtimes put containers' cgroups, and how the tests name them.
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -73,8 +38,8 @@ pub(crate) fn look() -> Result<Things> {
     things.extend(ask("ip", &["-o", "link"])?.lines().filter_map(interface));
     things.extend(ask("ip", &["netns", "list"])?.lines().filter_map(namespace));
     let (programs, maps) = (ask("bpftool", &["prog", "show"])?, ask("bpftool", &["map", "show"])?);
-    things.extend(programs.lines().filter_map(|line| loaded("program", line, &PROGRAMS)));
-    things.extend(maps.lines().filter_map(|line| loaded("map", line, &MAPS)));
+    things.extend(programs.lines().filter_map(|line| loaded("program", line, names::is_program)));
+    things.extend(maps.lines().filter_map(|line| loaded("map", line, names::is_map)));
     pins(Path::new(BPFFS), &mut things)
         .or_fail(format!("listing {BPFFS}"), "mount a readable bpffs there")?;
     cgroups(Path::new(CGROUPS), 1, &mut things)
@@ -132,11 +97,11 @@ fn namespace(line: &str) -> Option<String> {
 }
 
 /// `12: sched_cls  name from_pod  tag …` or `34: hash  name VIFS  flags …`, if it is one of ours.
-fn loaded(what: &str, line: &str, ours: &[&str]) -> Option<String> {
+fn loaded(what: &str, line: &str, is_ours: fn(&str) -> bool) -> Option<String> {
     let (id, rest) = line.split_once(": ")?;
     let (_, rest) = rest.split_once("name ")?;
     let name = rest.split_whitespace().next()?;
-    ours.contains(&name).then(|| format!("{what} {id} {name}"))
+    is_ours(name).then(|| format!("{what} {id} {name}"))
 }
 
 fn pins(folder: &Path, things: &mut BTreeSet<String>) -> io::Result<()> {
@@ -189,12 +154,12 @@ mod tests {
         assert_eq!(interface(link).unwrap(), "interface 7 veth0@if6");
         assert_eq!(namespace("node0 (id: 3)").unwrap(), "network namespace node0");
         assert_eq!(
-            loaded("program", "12: sched_cls  name from_pod  tag 2a1b  gpl", &PROGRAMS).unwrap(),
+            loaded("program", "12: sched_cls  name from_pod  tag 2a1b  gpl", names::is_program).unwrap(),
             "program 12 from_pod"
         );
         for other in ["13: sched_cls  name from_podium  tag 2a1b", "14: cgroup_skb  tag 6dee", "\tpids x(1)"]
         {
-            assert_eq!(loaded("program", other, &PROGRAMS), None);
+            assert_eq!(loaded("program", other, names::is_program), None);
         }
     }
 

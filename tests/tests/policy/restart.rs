@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use agent_common::policy::Subject;
+use agent_common::{names::POLICY_MAPS, policy::Subject};
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     apiserver::{History, Resource, Switch, objects},
@@ -254,18 +254,10 @@ fn an_upgrade_from_a_version_without_policies_cuts_no_pod_off_and_then_enforces(
         // What an agent of version 4 leaves: other maps than this version's.
         let earlier = Path::new(PINS).with_file_name("v4");
         fs::rename(PINS, &earlier)?;
-        for map in [
-            "PEERS",
-            "BLOCKS",
-            "RULESETS",
-            "RULES",
-            "NAMED",
-            "PORTS",
-            "POLICY_FLOWS",
-            "POLICY_PENDING",
-            "POLICY_PLACES",
-            "FRAGMENTS",
-        ] {
+        for map in sys::file_names(&earlier.to_string_lossy())?
+            .iter()
+            .filter(|it| POLICY_MAPS.contains(&it.as_str()))
+        {
             fs::remove_file(earlier.join(map))?;
         }
         isolate(cluster, "p", &json!([]))?;
