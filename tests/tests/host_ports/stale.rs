@@ -90,12 +90,12 @@ fn flows_of_a_pod_that_went_while_no_agent_ran_are_forgotten_at_the_start() {
                 let client = sys::in_netns(std::path::Path::new(OUTSIDE), || Ok(UdpSocket::bind(any)?))?;
                 arrives(&client, &pod, to)?;
             }
+            let links = || anyhow::Ok(sys::run("ip -o link show type veth")?.lines().count());
+            let before = links()?;
             node.kill_agent()?;
             if has_del {
                 of_pod.del(&pod)?;
             }
-            let links = || anyhow::Ok(sys::run("ip -o link show type veth")?.lines().count());
-            let before = links()?;
             pod.remove()?;
             // The kernel deletes a namespace's links later. An agent that starts before would find a pod.
             sys::wait_until("the pod's interface is gone", TIMEOUT, || Ok(links()? < before))?;
