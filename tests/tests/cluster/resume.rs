@@ -206,6 +206,8 @@ fn long_api_server_outage_blocks_no_pod_and_misses_no_change() {
 #[test]
 fn watch_recovers_after_each_kind_of_api_server_restart() {
     with_cluster(&["--vif-source", "annotation"], |node, cluster| {
+        // A write of the agent after the last pod would make the compaction expire the position of pods.
+        wait_until("the agent has said that it serves", TIMEOUT, || Ok(cluster.has_announced()))?;
         for (history, name, number) in [(History::Kept, "kept", 1), (History::Compacted, "compacted", 2)] {
             cluster.api.switch(Switch::Restart { pause_ms: 300, history });
             let pod = node.pod(name)?;
