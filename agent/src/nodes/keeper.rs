@@ -303,7 +303,7 @@ impl Keeper {
         let addresses = host::addresses_by_interface()?;
         let own = nodes.own.as_ref().map(|own| own.addresses.as_slice()).unwrap_or_default();
         let tunnel = tunnel::index(host)?;
-        // The loopback interface has the node's address where routers speak BGP without numbers: no packet
+        // The loopback interface has the node's address where routing is BGP unnumbered: no packet
         // from or to others passes the interface.
         let is_reached = |ifindex| Some(ifindex) != tunnel && ifindex != host::LOOPBACK;
         let has_own =
