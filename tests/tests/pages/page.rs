@@ -172,10 +172,20 @@ fn normal(step: &Step) -> Vec<Vec<String>> {
 /// `-`, which stands for none, and a unit of time.
 fn form(step: &Step) -> Vec<Vec<String>> {
     let lines = normal(step).into_iter().map(|words| words.iter().map(|it| formed(it)).collect::<Vec<_>>());
+    let lines = lines.map(without_wait);
     // A line of its own above records; `last drops: none recorded` without any.
     let is_record =
         |words: &[String]| matches!(words, [last, drops, ..] if last == "last" && drops.starts_with("drops"));
     lines.take_while(|words| !is_record(words)).collect()
+}
+
+/// A phase of an ADD that some have: the ADD comes before the thread of policies has looked.
+fn without_wait(mut words: Vec<String>) -> Vec<String> {
+    if let Some(at) = words.iter().position(|it| it == "wait_for_policy") {
+        // The name, the number and the unit.
+        words.drain(at..words.len().min(at + 3));
+    }
+    words
 }
 
 fn formed(word: &str) -> String {
