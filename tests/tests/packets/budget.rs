@@ -20,7 +20,7 @@ const BUDGET: [(Program, u32); 6] = [
     (Program::FromTunnel, 29_500),
     (Program::FromUplink, 37_000),
     (Program::ToTunnel, 20_000),
-    (Program::ToLink, 20_000),
+    (Program::ToLink, 21_000),
 ];
 
 #[test]
