@@ -186,7 +186,8 @@ impl fmt::Display for Resource {
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { resource, needed, capacity, policy } = self;
-        write!(f, "{resource} has room for {capacity} rows, and {needed} are needed")?;
+        let what = if *resource == Resource::Matches { "matches of peers" } else { "rows" };
+        write!(f, "{resource} has room for {capacity} {what}, and {needed} are needed")?;
         match policy {
             Some(policy) => write!(f, ", by {policy}"),
             None => Ok(()),

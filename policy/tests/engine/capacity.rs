@@ -305,6 +305,7 @@ fn peers_that_match_too_much_are_refused_before_they_take_memory() {
         let refused = engine.compiler.apply([wide]).unwrap_err();
         assert_eq!((refused.resource, refused.capacity), (Resource::Matches, 1 << 20), "{refused}");
         assert!(refused.needed < (1 << 20) + 2_000, "{refused}: found out too late");
+        assert!(refused.to_string().contains("the compiler has room for 1048576 matches"), "{refused}");
         assert_eq!(refused.policy, Some(PolicyId::namespaced("web", "wide")));
         assert!(engine.compiler.rows().all().eq(rows.iter().cloned()));
         assert_eq!(engine.compiler.usage(), usage);

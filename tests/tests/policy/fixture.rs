@@ -44,6 +44,17 @@ pub fn isolate(cluster: &Cluster, name: &str, ingress: &Value) -> anyhow::Result
     Ok(())
 }
 
+/// Three pods: a policy isolates the first one from all but the second.
+pub fn isolated_with_a_friend(node: &Node, cluster: &Cluster) -> anyhow::Result<[Pod; 3]> {
+    let a = attach(node, cluster, "a", &[LABEL])?;
+    let b = attach(node, cluster, "b", &[("role", "friend")])?;
+    let c = attach(node, cluster, "c", &[])?;
+    isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
+    wait_until_reaches(&c, &a, false)?;
+    wait_until_reaches(&b, &a, true)?;
+    Ok([a, b, c])
+}
+
 pub fn first(pod: &Pod) -> anyhow::Result<String> {
     Ok(pod.addresses.first().context("no address")?.to_string())
 }

@@ -14,7 +14,9 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use super::fixture::{LABEL, TIMEOUT, attach, expect_isolated, isolate, reaches, wait_until_reaches};
+use super::fixture::{
+    LABEL, TIMEOUT, attach, expect_isolated, isolate, isolated_with_a_friend, reaches, wait_until_reaches,
+};
 
 fn verify() -> anyhow::Result<String> {
     let output = Command::new(dist::binary("ferrulectl")?).args(["verify", "-o", "json"]).output()?;
@@ -37,12 +39,7 @@ fn keys(map: &str) -> anyhow::Result<Vec<Vec<u8>>> {
 #[test]
 fn removed_and_changed_rows_are_restored_and_until_then_a_pod_without_its_row_is_closed() {
     with_cluster(&["--reconcile-period", "3"], |node, cluster| {
-        let a = attach(node, cluster, "a", &[LABEL])?;
-        let b = attach(node, cluster, "b", &[("role", "friend")])?;
-        let c = attach(node, cluster, "c", &[])?;
-        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
-        wait_until_reaches(&c, &a, false)?;
-        wait_until_reaches(&b, &a, true)?;
+        let [a, b, c] = isolated_with_a_friend(node, cluster)?;
         let index = node.host_ifindex(&a)?;
         let judged = subject(index)?;
         set_subject(index, PackedSubject::default())?;

@@ -19,7 +19,10 @@ use ferrule_tests::{
 };
 use serde_json::json;
 
-use super::fixture::{LABEL, TIMEOUT, attach, expect_isolated, first, isolate, reaches, wait_until_reaches};
+use super::fixture::{
+    LABEL, TIMEOUT, attach, expect_isolated, first, isolate, isolated_with_a_friend, reaches,
+    wait_until_reaches,
+};
 
 const AGENT: &str = "ferrule-agent";
 /// For an answer, with retransmissions.
@@ -49,12 +52,7 @@ fn epoch(ifindex: u32) -> anyhow::Result<u32> {
 #[test]
 fn pods_are_isolated_while_no_agent_runs_and_while_a_new_one_knows_no_policy() {
     with_cluster(&[], |node, cluster| {
-        let a = attach(node, cluster, "a", &[LABEL])?;
-        let b = attach(node, cluster, "b", &[("role", "friend")])?;
-        let c = attach(node, cluster, "c", &[])?;
-        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
-        wait_until_reaches(&c, &a, false)?;
-        wait_until_reaches(&b, &a, true)?;
+        let [a, b, c] = isolated_with_a_friend(node, cluster)?;
         let ifindex = node.host_ifindex(&a)?;
         let before = epoch(ifindex)?;
         node.kill_agent()?;
@@ -79,12 +77,7 @@ fn pods_are_isolated_while_no_agent_runs_and_while_a_new_one_knows_no_policy() {
 #[test]
 fn a_restored_interface_is_judged_as_the_lost_one_was_before_policies_are_listed() {
     with_cluster(&[], |node, cluster| {
-        let a = attach(node, cluster, "a", &[LABEL])?;
-        let b = attach(node, cluster, "b", &[("role", "friend")])?;
-        let c = attach(node, cluster, "c", &[])?;
-        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
-        wait_until_reaches(&c, &a, false)?;
-        wait_until_reaches(&b, &a, true)?;
+        let [a, b, c] = isolated_with_a_friend(node, cluster)?;
         let lost = node.host_ifindex(&a)?;
         node.stop_agent()?;
         take_away(cluster)?;
@@ -100,12 +93,7 @@ fn a_restored_interface_is_judged_as_the_lost_one_was_before_policies_are_listed
 #[test]
 fn an_interface_restored_at_the_second_attempt_is_judged_as_the_lost_one_was() {
     with_cluster(&[], |node, cluster| {
-        let a = attach(node, cluster, "a", &[LABEL])?;
-        let b = attach(node, cluster, "b", &[("role", "friend")])?;
-        let c = attach(node, cluster, "c", &[])?;
-        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
-        wait_until_reaches(&c, &a, false)?;
-        wait_until_reaches(&b, &a, true)?;
+        let [a, b, c] = isolated_with_a_friend(node, cluster)?;
         for is_early in [true, false] {
             let (host, lost, address) = (node.host_ifname(&a)?, node.host_ifindex(&a)?, first(&a)?);
             node.stop_agent()?;
@@ -139,12 +127,7 @@ fn an_interface_restored_at_the_second_attempt_is_judged_as_the_lost_one_was() {
 #[test]
 fn another_capacity_neither_opens_a_pod_nor_cuts_one_off() {
     with_cluster(&[], |node, cluster| {
-        let a = attach(node, cluster, "a", &[LABEL])?;
-        let b = attach(node, cluster, "b", &[("role", "friend")])?;
-        let c = attach(node, cluster, "c", &[])?;
-        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
-        wait_until_reaches(&c, &a, false)?;
-        wait_until_reaches(&b, &a, true)?;
+        let [a, b, c] = isolated_with_a_friend(node, cluster)?;
         node.stop_agent()?;
         take_away(cluster)?;
         let settings = [("FERRULE_MAX_POLICY_RULES", "8192"), ("FERRULE_MAX_POLICY_PEERS", "2048")];
@@ -161,12 +144,7 @@ fn another_capacity_neither_opens_a_pod_nor_cuts_one_off() {
 #[test]
 fn an_upgrade_from_a_version_with_a_map_of_subjects_keeps_pods_isolated_without_the_api_server() {
     with_cluster(&[], |node, cluster| {
-        let a = attach(node, cluster, "a", &[LABEL])?;
-        let b = attach(node, cluster, "b", &[("role", "friend")])?;
-        let c = attach(node, cluster, "c", &[])?;
-        isolate(cluster, "p", &json!([{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]))?;
-        wait_until_reaches(&c, &a, false)?;
-        wait_until_reaches(&b, &a, true)?;
+        let [a, b, c] = isolated_with_a_friend(node, cluster)?;
         let pods = [&a, &b, &c].map(|pod| node.host_ifindex(pod));
         let pods = pods.into_iter().collect::<Result<Vec<_>, _>>()?;
         node.stop_agent()?;
