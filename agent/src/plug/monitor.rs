@@ -12,12 +12,13 @@ use nix::{
     sys::socket::{setsockopt, sockopt::RcvBufForce},
 };
 use rtnetlink::{
-    packet_core::{NLM_F_REPLACE, NlasIterator},
+    packet_core::NLM_F_REPLACE,
     sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE},
 };
 
 use super::{
     host_route::ROUTE_PROTOCOL,
+    message::{Message, find, messages},
     netconf::{self, Forwarding, RTM_NEWNETCONF},
     netlink::{borrow, readable},
 };
@@ -149,11 +150,10 @@ impl Monitor {
 }
 
 /// Parses a datagram, which holds one notification.
-fn parse(message: &[u8]) -> Option<Notification> {
-    let (header, body) = message.split_first_chunk::<16>()?;
-    // `struct nlmsghdr`: length, type, flags, …
-    let [_, _, _, _, a, b, c, d, ..] = *header;
-    let (kind, flags) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
+fn parse(datagram: &[u8]) -> Option<Notification> {
+    let message = messages(datagram).next()?;
+    let Message { kind, flags, .. } = message;
+    let body = message.body();
     // `struct ifinfomsg`, `ndmsg` and `tcmsg` have the interface's index at the same offset.
     let index = || Some(u32::from_ne_bytes(*body.get(4..)?.first_chunk::<4>()?));
     match kind {
@@ -174,8 +174,8 @@ fn parse(message: &[u8]) -> Option<Notification> {
         }
         RTM_NEWROUTE if flags & NLM_F_REPLACE != 0 => {
             let address = route_attribute(body, RTA_DST)?;
-            let v4 = <[u8; 4]>::try_from(address.as_slice()).map(Ipv4Addr::from).map(IpAddr::V4).ok();
-            let v6 = || <[u8; 16]>::try_from(address.as_slice()).map(Ipv6Addr::from).map(IpAddr::V6).ok();
+            let v4 = <[u8; 4]>::try_from(address).map(Ipv4Addr::from).map(IpAddr::V4).ok();
+            let v6 = || <[u8; 16]>::try_from(address).map(Ipv6Addr::from).map(IpAddr::V6).ok();
             Some(Notification::RouteReplaced(v4.or_else(v6)?))
         }
         RTM_NEWNETCONF => Forwarding::parse(body).map(Notification::Forwarding),
@@ -184,31 +184,27 @@ fn parse(message: &[u8]) -> Option<Notification> {
 }
 
 /// `struct rtmsg` has 12 bytes; attributes follow.
-fn route_attribute(body: &[u8], kind: u16) -> Option<Vec<u8>> {
-    let attributes = NlasIterator::new(body.get(12..)?).flatten();
-    attributes.into_iter().find(|it| it.kind() == kind).map(|it| it.value().to_vec())
+fn route_attribute(body: &[u8], kind: u16) -> Option<&[u8]> {
+    find(body.get(12..)?, &[kind])
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::netconf::Scope,
+        super::{
+            message::{Attribute, encode, encode_all},
+            netconf::Scope,
+        },
         Notification::{Address, DefaultRoute, Link, OnLink, RouteReplaced},
         *,
     };
 
     fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
-        let mut message = vec![0; 4];
-        message.extend(kind.to_ne_bytes());
-        message.extend(flags.to_ne_bytes());
-        message.extend([0; 8]);
-        message.extend(body);
-        message
+        encode((kind, flags, 0), body)
     }
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let length = u16::try_from(value.len() + 4).unwrap();
-        [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat()
+        encode_all(&[Attribute::Value(kind, value.to_vec())])
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `RTM_NEWNETCONF` notifications: changes of the forwarding settings.
 
-use rtnetlink::packet_core::NlasIterator;
+use super::message::find;
 
 /// Multicast masks of `RTNLGRP_IPV4_NETCONF` and `RTNLGRP_IPV6_NETCONF` in `linux/rtnetlink.h`.
 pub(super) const GROUP_IPV4: u32 = 1 << 23;
@@ -37,10 +37,7 @@ impl Forwarding {
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         // `struct netconfmsg` has one byte, the family, and attributes begin at multiples of 4.
         let (family, attributes) = (*body.first()?, body.get(4..)?);
-        let number = |kind| {
-            let attribute = NlasIterator::new(attributes).flatten().find(|it| it.kind() == kind)?;
-            Some(i32::from_ne_bytes(attribute.value().try_into().ok()?))
-        };
+        let number = |kind| Some(i32::from_ne_bytes(find(attributes, &[kind])?.try_into().ok()?));
         let scope = match number(NETCONFA_IFINDEX)? {
             ALL => Scope::Node,
             index => Scope::Interface(u32::try_from(index).ok()?),
@@ -51,13 +48,15 @@ impl Forwarding {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::message::{Attribute, encode_all},
+        *,
+    };
 
     fn body(family: u8, attributes: &[(u16, i32)]) -> Vec<u8> {
-        let attribute = |(kind, value): &(u16, i32)| {
-            [&8_u16.to_ne_bytes()[..], &kind.to_ne_bytes(), &value.to_ne_bytes()].concat()
-        };
-        [family, 0, 0, 0].into_iter().chain(attributes.iter().flat_map(attribute)).collect()
+        let attribute = |(kind, value): &(u16, i32)| Attribute::Value(*kind, value.to_ne_bytes().to_vec());
+        let attributes: Vec<_> = attributes.iter().map(attribute).collect();
+        [&[family, 0, 0, 0][..], &encode_all(&attributes)].concat()
     }
 
     #[test]

@@ -5,7 +5,6 @@
 
 use std::{
     io::{self, IoSliceMut},
-    iter,
     os::fd::{AsRawFd, BorrowedFd},
     sync::Once,
     time::{Duration, Instant},
@@ -19,14 +18,17 @@ use nix::sys::{
 use rtnetlink::{
     packet_core::{
         DecodeError, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_ECHO, NLM_F_EXCL,
-        NLM_F_REPLACE, NLM_F_REQUEST, NetlinkBuffer, NetlinkMessage, NetlinkPayload, NlasIterator,
+        NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
     },
     packet_route::RouteNetlinkMessage,
     sys::{Socket as Raw, SocketAddr, protocols::NETLINK_ROUTE},
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::carrier;
+use super::{
+    carrier,
+    message::{FIRST_OBJECT, HEADER, Message, cut_off, find, messages},
+};
 use crate::{
     chain::chain,
     crash::{self, Step},
@@ -62,14 +64,6 @@ struct Sent {
     changes: bool,
 }
 
-/// One message of a datagram.
-struct Framed<'a> {
-    kind: u16,
-    bytes: &'a [u8],
-    /// Whether the message is as long as its header says.
-    is_whole: bool,
-}
-
 /// A failed request.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}{}", hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default())]
@@ -99,10 +93,6 @@ const ATTRIBUTE_MESSAGE: u16 = 1;
 /// The verb in a message type: `linux/rtnetlink.h` gives each kind of object four types in a row.
 const KIND: u16 = 3;
 const KIND_GET: u16 = 2;
-/// `NLMSG_MIN_TYPE` in `linux/netlink.h`: smaller types are not about objects.
-const FIRST_OBJECT: u16 = 16;
-/// Length of `struct nlmsghdr`, the part of the request that an acknowledgement repeats.
-const HEADER: usize = 16;
 
 // === impl Request ===
 
@@ -177,9 +167,8 @@ impl Socket {
         raw.set_cap_ack(true).map_err(failed)?;
         raw.set_ext_ack(true).map_err(failed)?;
         raw.set_netlink_get_strict_chk(true).map_err(failed)?;
-        let mut socket = Self { raw, sequence: 0, interrupted: false, limit: usize::MAX, received: 0 };
-        socket.set_receive_timeout(ANSWER_DEADLINE).map_err(failed)?;
-        Ok(socket)
+        set_receive_timeout(&raw, ANSWER_DEADLINE).map_err(failed)?;
+        Ok(Self { raw, sequence: 0, interrupted: false, limit: usize::MAX, received: 0 })
     }
 
     /// Fails dumps with more objects than this: what a pod can create must not use up the agent's memory. The
@@ -352,18 +341,20 @@ impl Socket {
         loop {
             datagram.clear();
             self.receive_into(&mut datagram).map_err(failed)?;
-            for Framed { kind, bytes, .. } in frames(&datagram) {
-                let Ok(message) = NetlinkBuffer::new_checked(bytes) else { return Err(failed(cut_off())) };
-                self.interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
-                if message.sequence_number() != first {
+            for message in messages(&datagram) {
+                if !message.is_whole {
+                    return Err(failed(cut_off()));
+                }
+                self.interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+                if message.sequence != first {
                     continue;
                 }
-                if kind >= FIRST_OBJECT {
+                if message.kind >= FIRST_OBJECT {
                     self.received += 1;
-                    each(message.payload());
+                    each(message.body());
                     continue;
                 }
-                let message = decode_one(bytes).map_err(malformed).map_err(failed)?;
+                let message = decode_one(message.bytes).map_err(malformed).map_err(failed)?;
                 if let Some(result) = end(message.header.flags, message.payload, &what) {
                     return result;
                 }
@@ -392,7 +383,7 @@ impl Socket {
     /// If the socket fails.
     pub(super) fn wait(&mut self, deadline: Instant) -> Result<(), NetlinkError> {
         let failed = |source| NetlinkError::new("wait for a notification", source);
-        self.set_receive_timeout(deadline.saturating_duration_since(Instant::now())).map_err(failed)?;
+        set_receive_timeout(&self.raw, deadline.saturating_duration_since(Instant::now())).map_err(failed)?;
         match self.receive() {
             Err(error) if error.kind() != io::ErrorKind::TimedOut => Err(failed(error)),
             _ => Ok(()),
@@ -407,12 +398,6 @@ impl Socket {
     pub fn sync_carrier(&self, ifname: &IfName) -> Result<(), NetlinkError> {
         carrier::sync(borrow(&self.raw), ifname)
             .map_err(|errno| NetlinkError::new(format!("activate the queue of {ifname}"), errno.into()))
-    }
-
-    fn set_receive_timeout(&mut self, timeout: Duration) -> io::Result<()> {
-        // A timeout of zero would wait without a limit.
-        let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1);
-        Ok(setsockopt(&borrow(&self.raw), ReceiveTimeout, &TimeVal::milliseconds(millis))?)
     }
 
     fn receive(&mut self) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
@@ -459,10 +444,10 @@ fn without_answer(error: io::Error) -> io::Error {
 /// The messages of a datagram. An object with an unknown form, of other software or a newer kernel, is
 /// skipped: the agent must not fail to see its own objects because of that one.
 fn decode(datagram: &[u8]) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
-    let mut messages = Vec::new();
-    for Framed { kind, bytes, is_whole } in frames(datagram) {
+    let mut decoded = Vec::new();
+    for Message { kind, bytes, is_whole, .. } in messages(datagram) {
         match decode_one(bytes) {
-            Ok(message) => messages.push(message),
+            Ok(message) => decoded.push(message),
             // Framing, and answers that end a request.
             Err(error) if kind < FIRST_OBJECT || !is_whole => return Err(malformed(error)),
             Err(error) => {
@@ -478,7 +463,7 @@ fn decode(datagram: &[u8]) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>
             }
         }
     }
-    Ok(messages)
+    Ok(decoded)
 }
 
 fn decode_one(bytes: &[u8]) -> Result<NetlinkMessage<RouteNetlinkMessage>, DecodeError> {
@@ -487,23 +472,6 @@ fn decode_one(bytes: &[u8]) -> Result<NetlinkMessage<RouteNetlinkMessage>, Decod
 
 fn malformed(error: DecodeError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
-}
-
-fn cut_off() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "a message is cut off")
-}
-
-/// Cuts a datagram into messages.
-fn frames(datagram: &[u8]) -> impl Iterator<Item = Framed<'_>> {
-    let mut rest = datagram;
-    iter::from_fn(move || {
-        let [l0, l1, l2, l3, k0, k1, ..] = rest.first_chunk::<HEADER>()?;
-        let length = u32::from_ne_bytes([*l0, *l1, *l2, *l3]) as usize;
-        let kind = u16::from_ne_bytes([*k0, *k1]);
-        let bytes = rest.get(..length).filter(|it| it.len() >= HEADER).unwrap_or(rest);
-        rest = rest.get(length.next_multiple_of(4).max(HEADER)..).unwrap_or_default();
-        Some(Framed { kind, bytes, is_whole: bytes.len() == length })
-    })
 }
 
 /// The result of a request, if this is its end: an acknowledgement, a refusal, or the end of a dump, also of
@@ -531,10 +499,16 @@ pub(super) fn hint(flags: u16, header: &[u8]) -> Option<String> {
     if flags & ACK_HAS_ATTRIBUTES == 0 {
         return None;
     }
-    let attribute =
-        NlasIterator::new(header.get(HEADER..)?).flatten().find(|nla| nla.kind() == ATTRIBUTE_MESSAGE)?;
-    let text = String::from_utf8_lossy(attribute.value());
+    // An acknowledgement repeats the header of the request.
+    let text = String::from_utf8_lossy(find(header.get(HEADER..)?, &[ATTRIBUTE_MESSAGE])?);
     Some(text.trim_end_matches('\0').to_owned())
+}
+
+/// Bounds the wait for each answer.
+pub(super) fn set_receive_timeout(raw: &Raw, timeout: Duration) -> io::Result<()> {
+    // A timeout of zero would wait without a limit.
+    let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1);
+    Ok(setsockopt(&borrow(raw), ReceiveTimeout, &TimeVal::milliseconds(millis))?)
 }
 
 #[expect(unsafe_code, reason = "netlink-sys exposes only the number of its descriptor")]
@@ -554,23 +528,17 @@ pub(super) async fn readable(raw: &Raw) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::message::{Attribute, ERROR, encode, encode_all},
+        *,
+    };
 
-    /// A message of a type: `RTM_NEWLINK` is 16.
-    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(HEADER + body.len()).unwrap();
-        let mut bytes = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 10], body].concat();
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
-    }
-
-    /// `struct ifinfomsg` of the interface 7, and an `IFLA_MTU` of a length.
+    /// `RTM_NEWLINK` with `struct ifinfomsg` of the interface 7, and an `IFLA_MTU` of a length.
     fn link(mtu: &[u8]) -> Vec<u8> {
         let mut body = vec![0; 16];
         body[4] = 7;
-        body.extend([4 + u8::try_from(mtu.len()).unwrap(), 0, 4, 0]);
-        body.extend(mtu);
-        message(16, &body)
+        body.extend(encode_all(&[Attribute::Value(4, mtu.to_vec())]));
+        encode((16, 0, 0), &body)
     }
 
     #[test]
@@ -578,8 +546,8 @@ mod tests {
         let (good, bad) = (link(&[0xdc, 5, 0, 0]), link(&[1]));
         assert!(NetlinkMessage::<RouteNetlinkMessage>::deserialize(&bad).is_err());
         assert_eq!(decode(&[good.clone(), bad, good.clone()].concat()).unwrap().len(), 2);
-        // `NLMSG_ERROR` with a truncated code: the request would seem to go on.
-        decode(&[good.clone(), message(2, &[0])].concat()).unwrap_err();
+        // With a truncated code: the request would seem to go on.
+        decode(&[good.clone(), encode((ERROR, 0, 0), &[0])].concat()).unwrap_err();
         // A message that claims to be longer than its datagram.
         decode(&good[..good.len() - 4]).unwrap_err();
     }

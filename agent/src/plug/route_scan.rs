@@ -3,14 +3,17 @@
 use ipnet::IpNet;
 use nix::errno::Errno;
 use rtnetlink::{
-    packet_core::{NlasIterator, Parseable as _},
+    packet_core::Parseable as _,
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         route::{RouteHeader, RouteMessage},
     },
 };
 
-use super::netlink::{NetlinkError, Socket};
+use super::{
+    message::find,
+    netlink::{NetlinkError, Socket},
+};
 
 /// `linux/rtnetlink.h`: the node's own addresses.
 pub(super) const RT_TABLE_LOCAL: u8 = 255;
@@ -54,8 +57,7 @@ pub(super) fn scan<T: Default>(
 /// The destination in a `struct rtmsg` with its attributes. The kernel sends a default route without one.
 pub(super) fn destination(body: &[u8]) -> Option<IpNet> {
     let [family, length, ..] = *body.first_chunk::<HEADER>()?;
-    let found = NlasIterator::new(body.get(HEADER..)?).flatten().find(|it| it.kind() == RTA_DST);
-    let value = found.as_ref().map(|it| it.value());
+    let value = find(body.get(HEADER..)?, &[RTA_DST]);
     let address = match family {
         INET => value.map_or(Some([0; 4]), |it| it.try_into().ok())?.into(),
         INET6 => value.map_or(Some([0; 16]), |it| it.try_into().ok())?.into(),

@@ -6,14 +6,17 @@
 //! RCU grace period.
 
 use rtnetlink::{
-    packet_core::{DefaultNla, Nla as _, NlasIterator},
+    packet_core::{DefaultNla, Nla as _},
     packet_route::{
         RouteNetlinkMessage,
         tc::{TcAttribute, TcHandle, TcMessage, TcOption},
     },
 };
 
-use super::netlink::{NetlinkError, Request, Socket};
+use super::{
+    message::find,
+    netlink::{NetlinkError, Request, Socket},
+};
 use crate::registry::Rate;
 
 const KIND: &str = "tbf";
@@ -80,14 +83,10 @@ fn rate(qdisc: &TcMessage) -> Option<u64> {
         nested.resize(all.value_len(), 0);
         all.emit_value(&mut nested);
     }
-    let value = |wanted: u16| {
-        let found = NlasIterator::new(&nested[..]).flatten().find(|it| it.kind() == wanted);
-        found.map(|it| it.value().to_vec())
-    };
-    if let Some(large) = value(RATE64) {
+    if let Some(large) = find(&nested, &[RATE64]) {
         return Some(u64::from_ne_bytes(large.try_into().ok()?));
     }
-    let parameters = value(PARAMETERS)?;
+    let parameters = find(&nested, &[PARAMETERS])?;
     let small = parameters.get(RATE_OFFSET..)?.first_chunk::<4>()?;
     Some(u32::from_ne_bytes(*small).into())
 }

@@ -9,9 +9,11 @@ use nix::{
 use rtnetlink::sys::{AsyncSocket as _, AsyncSocketExt as _, TokioSocket, protocols::NETLINK_NETFILTER};
 
 use super::{
-    super::netlink::borrow,
+    super::{
+        message::{Attribute, messages},
+        netlink::borrow,
+    },
     host_ports_table, masquerade_table,
-    nfnetlink::Attribute,
     numbers::{INET, OF_TABLE},
     own_port,
 };
@@ -66,26 +68,30 @@ impl Changes {
 /// datagram, each with the port of the change.
 fn changes_tables(datagram: &[u8]) -> bool {
     let names = [masquerade_table::NAME, host_ports_table::NAME].map(|it| Attribute::text(OF_TABLE, it));
-    let mut rest = datagram;
-    while let Some(length) = rest.first_chunk::<4>().map(|it| u32::from_ne_bytes(*it) as usize) {
-        let whole = rest.get(..length).unwrap_or(rest);
-        let is_ours = |attributes| names.iter().any(|name| name.is_in(attributes));
-        let port = whole.get(12..).and_then(|it| it.first_chunk()).map(|it| u32::from_ne_bytes(*it));
-        let is_foreign = !port.is_some_and(own_port::is_own);
-        if is_foreign && whole.get(16) == Some(&INET) && whole.get(20..).is_some_and(is_ours) {
-            return true;
+    let is_concerned = messages(datagram).any(|message| match message.body() {
+        [INET, _, _, _, attributes @ ..] if !own_port::is_own(message.port) => {
+            names.iter().any(|name| name.is_in(attributes))
         }
-        rest = rest.get(length.next_multiple_of(4).max(16)..).unwrap_or_default();
-    }
-    // The buffer ends before the datagram.
-    datagram.len() >= DATAGRAM
+        _ => false,
+    });
+    // Or the buffer ends before the datagram.
+    is_concerned || datagram.len() >= DATAGRAM
 }
 
 #[cfg(test)]
 mod tests {
     use rtnetlink::sys::{Socket, SocketAddr};
 
-    use super::*;
+    use super::{
+        super::super::message::{encode, encode_all},
+        *,
+    };
+
+    /// A notification about a table.
+    fn of(family: u8, name: &str) -> Vec<u8> {
+        let attributes = encode_all(&[Attribute::text(OF_TABLE, name)]);
+        encode((0, 0, 0), &[&[family, 0, 0, 0][..], &attributes].concat())
+    }
 
     #[test]
     fn changes_of_the_agent_are_ignored_and_those_of_others_beside_them_are_not() {
@@ -94,11 +100,9 @@ mod tests {
         let mut own = SocketAddr::new(0, 0);
         socket.get_address(&mut own).unwrap();
         let by = |port: u32| {
-            let mut attributes = Vec::new();
-            Attribute::text(OF_TABLE, "ferrule-ports").encode(&mut attributes);
-            let length = u32::try_from(20 + attributes.len()).unwrap();
-            let head = [&length.to_ne_bytes()[..], &[0; 8], &port.to_ne_bytes(), &[INET, 0, 0, 0]].concat();
-            [head, attributes].concat()
+            let mut message = of(INET, "ferrule-ports");
+            message[12..16].copy_from_slice(&port.to_ne_bytes());
+            message
         };
         let own = own.port_number();
         assert!(!changes_tables(&by(own)) && changes_tables(&by(4242)));
@@ -111,12 +115,6 @@ mod tests {
 
     #[test]
     fn notifications_about_other_tables_are_ignored() {
-        let of = |family: u8, name: &str| {
-            let mut attributes = Vec::new();
-            Attribute::text(OF_TABLE, name).encode(&mut attributes);
-            let length = u32::try_from(20 + attributes.len()).unwrap();
-            [&length.to_ne_bytes()[..], &[0; 12], &[family, 0, 0, 0], &attributes].concat()
-        };
         assert!(changes_tables(&of(1, "ferrule")) && changes_tables(&of(1, "ferrule-ports")));
         assert!(!changes_tables(&of(2, "ferrule")), "of the family ip");
         assert!(!changes_tables(&of(1, "ferrule2")) && !changes_tables(&[]));

@@ -17,9 +17,11 @@ use std::{
 
 use agent_common::TRANSLATED_PORTS;
 use nix::errno::Errno;
+use rtnetlink::packet_core::NLA_F_NESTED;
 
 use super::{
-    nfnetlink::{Attribute, CONNTRACK, NESTED, change, find, visit},
+    super::message::{Attribute, find},
+    nfnetlink::{CONNTRACK, change, visit},
     numbers::{IPV4, IPV6},
 };
 use crate::registry::{Mapping, Transport};
@@ -213,7 +215,7 @@ impl Flow {
             if is_ipv4 { (SOURCE_V4, DESTINATION_V4) } else { (SOURCE_V6, DESTINATION_V6) };
         let end = |tuple, address, port| {
             let address = find(found, &[tuple, ADDRESSES, address])?;
-            let address: IpAddr = match <[u8; 4]>::try_from(address.as_slice()) {
+            let address: IpAddr = match <[u8; 4]>::try_from(address) {
                 Ok(v4) => v4.into(),
                 Err(_) => <[u8; 16]>::try_from(address).ok()?.into(),
             };
@@ -222,9 +224,9 @@ impl Flow {
         };
         let original = find(found, &[ORIGINAL])?;
         let status = u32::from_be_bytes(find(found, &[STATUS])?.try_into().ok()?);
-        let mut name = vec![Attribute::Value(ORIGINAL | NESTED, original)];
+        let mut name = vec![Attribute::Value(ORIGINAL | NLA_F_NESTED, original.to_vec())];
         for kind in [ID, ZONE] {
-            name.extend(find(found, &[kind]).map(|value| Attribute::Value(kind, value)));
+            name.extend(find(found, &[kind]).map(|value| Attribute::Value(kind, value.to_vec())));
         }
         Some(Self {
             protocol: *find(found, &[ORIGINAL, PORTS, PROTOCOL])?.first()?,

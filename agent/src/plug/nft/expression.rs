@@ -3,7 +3,7 @@
 //! Each loads into or tests register 1, which has 16 bytes, unless it says otherwise.
 
 use super::{
-    nfnetlink::Attribute,
+    super::message::Attribute,
     numbers::{
         DATA_VALUE, DATA_VERDICT, DROP, EXPRESSION_DATA, EXPRESSION_NAME, IMMEDIATE_DATA, IMMEDIATE_REGISTER,
         VERDICT_CHAIN, VERDICT_CODE,

@@ -7,10 +7,9 @@
 
 use std::{fmt, fs, io};
 
-use rtnetlink::packet_core::NlasIterator;
-
 use super::{
-    nfnetlink::{Attribute, dump, find, number, text},
+    super::message::{Attribute, attributes_of, find},
+    nfnetlink::{dump, number, text},
     numbers::{
         ACCEPT, AT_FORWARD, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, DATA_VERDICT, DROP, EXPRESSION_DATA,
         EXPRESSION_NAME, GET_CHAIN, GET_RULE, GOTO, HOOK_NUMBER, IMMEDIATE_DATA, INET, IPV4, IPV6, JUMP,
@@ -111,12 +110,12 @@ impl Chain {
     /// `None` unless the message is about a base chain at the hook `forward`.
     fn parse(family: u8, attributes: &[u8]) -> Option<Self> {
         let hook = find(attributes, &[CHAIN_HOOK, HOOK_NUMBER])?;
-        (number(&hook)? == AT_FORWARD).then_some(())?;
+        (number(hook)? == AT_FORWARD).then_some(())?;
         Some(Self {
             family,
-            table: text(&find(attributes, &[OF_TABLE])?),
-            name: text(&find(attributes, &[CHAIN_NAME])?),
-            drops_by_default: find(attributes, &[CHAIN_POLICY]).and_then(|it| number(&it)) == Some(DROP),
+            table: text(find(attributes, &[OF_TABLE])?),
+            name: text(find(attributes, &[CHAIN_NAME])?),
+            drops_by_default: find(attributes, &[CHAIN_POLICY]).and_then(number) == Some(DROP),
         })
     }
 
@@ -142,16 +141,16 @@ impl Rule {
     fn parse(rule: &[u8]) -> Self {
         let Some(expressions) = find(rule, &[RULE_EXPRESSIONS]) else { return Self::default() };
         let (mut verdict, mut has_condition, mut is_of_connections) = (None, false, false);
-        for expression in NlasIterator::new(&expressions[..]).flatten() {
-            let name = find(expression.value(), &[EXPRESSION_NAME]).map(|it| text(&it)).unwrap_or_default();
+        for expression in attributes_of(expressions) {
+            let name = find(expression.value(), &[EXPRESSION_NAME]).map(text).unwrap_or_default();
             let data = find(expression.value(), &[EXPRESSION_DATA]).unwrap_or_default();
             match name.as_str() {
                 "reject" => verdict = Some(DROP),
-                "immediate" => verdict = find(&data, &VERDICT).and_then(|it| number(&it)).or(verdict),
+                "immediate" => verdict = find(data, &VERDICT).and_then(number).or(verdict),
                 "counter" | "log" => {}
                 _ => has_condition = true,
             }
-            is_of_connections |= name == "ct" || (name == "match" && is_of_conntrack(&data));
+            is_of_connections |= name == "ct" || (name == "match" && is_of_conntrack(data));
         }
         let drops = verdict == Some(DROP);
         Self {
@@ -165,18 +164,15 @@ impl Rule {
 
 /// Whether an extension of `iptables` asks for the state of the connection.
 fn is_of_conntrack(data: &[u8]) -> bool {
-    find(data, &[MATCH_NAME]).is_some_and(|it| matches!(text(&it).as_str(), "conntrack" | "state"))
+    find(data, &[MATCH_NAME]).is_some_and(|it| matches!(text(it).as_str(), "conntrack" | "state"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::super::message::encode_all, *};
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let length = u16::try_from(4 + value.len()).unwrap();
-        let mut bytes = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
+        encode_all(&[Attribute::Value(kind, value.to_vec())])
     }
 
     fn chain(hook: u32, policy: u32) -> Vec<u8> {

@@ -6,11 +6,10 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr},
 };
 
-use rtnetlink::packet_core::NlasIterator;
-
 use super::{
+    super::message::{Attribute, attributes_of, find},
     host_ports_table, masquerade_table,
-    nfnetlink::{Attribute, dump, find, number, text},
+    nfnetlink::{dump, number, text},
     numbers::{
         CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, EXPRESSION_DATA, EXPRESSION_NAME, GET_CHAIN, GET_RULE, GET_SET,
         HOOK_NUMBER, HOOK_PRIORITY, INET, OF_TABLE, RULE_CHAIN, RULE_EXPRESSIONS, SET_KEY_TYPE, SET_NAME,
@@ -46,8 +45,8 @@ fn of_table(name: &str) -> io::Result<String> {
     };
     let mut all = format!("table inet {name}\n");
     for set in read(GET_SET)? {
-        let set_name = find(&set, &[SET_NAME]).map(|it| text(&it)).unwrap_or_default();
-        let key_type = find(&set, &[SET_KEY_TYPE]).and_then(|it| number(&it)).unwrap_or_default();
+        let set_name = find(&set, &[SET_NAME]).map(text).unwrap_or_default();
+        let key_type = find(&set, &[SET_KEY_TYPE]).and_then(number).unwrap_or_default();
         let mut elements = sets::read(name, &set_name)?;
         elements.sort();
         let elements: Vec<_> = elements.iter().map(|it| element(it, key_type)).collect();
@@ -67,11 +66,11 @@ fn of_table(name: &str) -> io::Result<String> {
 
 /// A line, and the chain's name.
 fn chain(attributes: &[u8]) -> (String, String) {
-    let name = find(attributes, &[CHAIN_NAME]).map(|it| text(&it)).unwrap_or_default();
-    let of_hook = |kind| find(attributes, &[CHAIN_HOOK, kind]).and_then(|it| number(&it));
+    let name = find(attributes, &[CHAIN_NAME]).map(text).unwrap_or_default();
+    let of_hook = |kind| find(attributes, &[CHAIN_HOOK, kind]).and_then(number);
     let mut line = format!("chain {name}");
     if let (Some(hook), Some(priority)) = (of_hook(HOOK_NUMBER), of_hook(HOOK_PRIORITY)) {
-        let policy = find(attributes, &[CHAIN_POLICY]).and_then(|it| number(&it)).unwrap_or_default();
+        let policy = find(attributes, &[CHAIN_POLICY]).and_then(number).unwrap_or_default();
         let _ = write!(line, " hook {hook} priority {} policy {policy}", priority.cast_signed());
     }
     (line, name)
@@ -79,18 +78,18 @@ fn chain(attributes: &[u8]) -> (String, String) {
 
 fn rule(attributes: &[u8]) -> String {
     let list = find(attributes, &[RULE_EXPRESSIONS]).unwrap_or_default();
-    let expressions = NlasIterator::new(&list[..]).flatten().map(|it| {
-        let name = find(it.value(), &[EXPRESSION_NAME]).map(|it| text(&it)).unwrap_or_default();
+    let expressions = attributes_of(list).map(|it| {
+        let name = find(it.value(), &[EXPRESSION_NAME]).map(text).unwrap_or_default();
         let data = find(it.value(), &[EXPRESSION_DATA]).unwrap_or_default();
-        format!("{name}{}", tree(&data))
+        format!("{name}{}", tree(data))
     });
     expressions.collect::<Vec<_>>().join("; ")
 }
 
 /// ` 1=00000002 3(1=0a000000)`
-fn tree(attributes: &[u8]) -> String {
+fn tree(bytes: &[u8]) -> String {
     let mut all = String::new();
-    for it in NlasIterator::new(attributes).flatten() {
+    for it in attributes_of(bytes) {
         let _ = match it.nested_flag() {
             true => write!(all, " {}({})", it.kind(), tree(it.value()).trim_start()),
             false => write!(all, " {}={}", it.kind(), hex(it.value())),
@@ -116,7 +115,7 @@ fn hex(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::super::message::encode_all, *};
 
     #[test]
     fn elements_are_addresses_where_the_set_has_such_and_otherwise_hexadecimal() {
@@ -132,13 +131,12 @@ mod tests {
 
     #[test]
     fn a_rule_shows_the_names_of_its_expressions_with_their_attributes() {
-        let mut attributes = Vec::new();
         let text = |kind, value: &str| Attribute::text(kind, value);
         let data = vec![Attribute::number(1, 7), Attribute::Nest(3, vec![Attribute::Value(1, vec![10, 0])])];
         let cmp =
             Attribute::Nest(1, vec![text(EXPRESSION_NAME, "cmp"), Attribute::Nest(EXPRESSION_DATA, data)]);
         let counter = Attribute::Nest(1, vec![text(EXPRESSION_NAME, "counter")]);
-        Attribute::Nest(RULE_EXPRESSIONS, vec![counter, cmp]).encode(&mut attributes);
-        assert_eq!(rule(&attributes), "counter; cmp 1=00000007 3(1=0a00)");
+        let found = encode_all(&[Attribute::Nest(RULE_EXPRESSIONS, vec![counter, cmp])]);
+        assert_eq!(rule(&found), "counter; cmp 1=00000007 3(1=0a00)");
     }
 }

@@ -72,13 +72,12 @@ use agent_common::TRANSLATED_PORTS;
 use ipnet::IpNet;
 
 use super::{
-    super::{netlink::NetlinkError, veth},
+    super::{message::Attribute, netlink::NetlinkError, veth},
     expression::{
         AT_LEAST, AT_MOST, Choice, EQUAL, FAMILY, PROTOCOL, Verdict, came_by, compare, destination_port,
         header, is_destination_translated, is_in, is_not_in, is_tracked, leaves_by, masquerade,
         masquerade_to_ports, meta, notrack, port, return_if_marked, source_port, translate_source, verdict,
     },
-    nfnetlink::Attribute,
     numbers::{AT_OUTPUT, AT_POSTROUTING, AT_PREROUTING, IPV4, IPV6},
     sets::Set,
     table::{self, Content, Rule, hooked, named},

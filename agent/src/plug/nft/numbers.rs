@@ -18,9 +18,6 @@ pub(super) const GET_SET: u16 = 10;
 pub(super) const NEW_ELEMENTS: u16 = 12;
 pub(super) const GET_ELEMENTS: u16 = 13;
 pub(super) const DELETE_ELEMENTS: u16 = 14;
-/// `NLM_F_CREATE` and `NLM_F_APPEND` in `linux/netlink.h`.
-pub(super) const CREATE: u16 = 0x400;
-pub(super) const APPEND: u16 = 0x800;
 /// The name of the table in messages about tables, chains, rules, sets and elements.
 pub(super) const OF_TABLE: u16 = 1;
 pub(super) const TABLE_FLAGS: u16 = 2;

@@ -3,10 +3,10 @@
 use std::{collections::BTreeSet, io, net::IpAddr};
 
 use ipnet::IpNet;
-use rtnetlink::packet_core::NlasIterator;
 
 use super::{
-    nfnetlink::{self, Attribute, Change, dump, find},
+    super::message::{Attribute, attributes_of, find},
+    nfnetlink::{self, Change, dump},
     numbers::{
         DATA_VALUE, DELETE_ELEMENTS, ELEMENT_DATA, ELEMENT_FLAGS, ELEMENT_KEY, ELEMENT_USER_DATA,
         ELEMENTS_LIST, ELEMENTS_SET, GET_ELEMENTS, INET, INTERVAL, INTERVAL_END, LIST_ITEM, MAP,
@@ -229,11 +229,11 @@ fn list(elements: &[Element], is_open: bool) -> Vec<Attribute> {
 /// Those of a message about elements.
 fn elements(message: &[u8]) -> Vec<Element> {
     let list = find(message, &[ELEMENTS_LIST]).unwrap_or_default();
-    let items = NlasIterator::new(&list[..]).flatten();
+    let items = attributes_of(list);
     let element = |item: &[u8]| {
-        let flags = find(item, &[ELEMENT_FLAGS]).and_then(|it| nfnetlink::number(&it)).unwrap_or_default();
-        let key = find(item, &[ELEMENT_KEY, DATA_VALUE])?;
-        let data = find(item, &[ELEMENT_DATA, DATA_VALUE]);
+        let flags = find(item, &[ELEMENT_FLAGS]).and_then(nfnetlink::number).unwrap_or_default();
+        let key = find(item, &[ELEMENT_KEY, DATA_VALUE])?.to_vec();
+        let data = find(item, &[ELEMENT_DATA, DATA_VALUE]).map(<[u8]>::to_vec);
         Some(Element { key, data, is_end: flags & INTERVAL_END != 0 })
     };
     items.filter_map(|item| element(item.value())).collect()
@@ -253,7 +253,7 @@ fn bits(address: IpAddr) -> u128 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::super::message::encode_all, *};
 
     fn set(is_ipv4: bool, networks: &[&str]) -> Set {
         let networks: Vec<_> = networks.iter().map(|it| it.parse().unwrap()).collect();
@@ -307,9 +307,7 @@ mod tests {
         let pairs = [(vec![1, 2, 3, 4], vec![5, 6]), (vec![7, 8, 9, 0], vec![1])];
         let map = Set::of_pairs("some", (IPV4_ADDRESS, SERVICE), pairs).elements;
         for expected in [edges(&[(5, 9), (20, u128::from(u32::MAX))], true), map] {
-            let mut sent = Vec::new();
-            let change = Attribute::Nest(ELEMENTS_LIST, list(&expected, true));
-            change.encode(&mut sent);
+            let sent = encode_all(&[Attribute::Nest(ELEMENTS_LIST, list(&expected, true))]);
             assert_eq!(elements(&sent), expected);
         }
         assert_eq!(elements(&[]), []);
@@ -332,9 +330,7 @@ mod tests {
             |change: &Change| format!("{:?}", change.attributes).matches("[1, 4, 1, 0, 0, 0]").count();
         assert_eq!(parts.iter().map(|it| opens(it)).collect::<Vec<_>>(), [0, 0, 0, 1]);
         for part in parts {
-            let mut bytes = Vec::new();
-            part.attributes.iter().for_each(|it| it.encode(&mut bytes));
-            assert!(bytes.len() < usize::from(u16::MAX));
+            assert!(encode_all(&part.attributes).len() < usize::from(u16::MAX));
         }
     }
 }

@@ -3,16 +3,19 @@
 use std::io;
 
 use nix::errno::Errno;
-use rtnetlink::packet_core::{NlaBuffer, NlasIterator};
+use rtnetlink::packet_core::{NLM_F_CREATE, NlaBuffer};
 
 use super::{
-    super::netlink::NetlinkError,
+    super::{
+        message::{Attribute, attributes_of, find},
+        netlink::NetlinkError,
+    },
     expression::Expression,
-    nfnetlink::{self, Attribute, Change, Object, dump, find},
+    nfnetlink::{self, Change, Object, dump},
     numbers::{
-        ACCEPT, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, CREATE, DELETE_TABLE, GET_CHAIN, GET_RULE,
-        GET_SET, GET_TABLE, HOOK_NUMBER, HOOK_PRIORITY, INET, LIST_ITEM, NEW_CHAIN, NEW_RULE, NEW_TABLE,
-        OF_TABLE, RULE_CHAIN, RULE_EXPRESSIONS, TABLE_FLAGS,
+        ACCEPT, CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, DELETE_TABLE, GET_CHAIN, GET_RULE, GET_SET,
+        GET_TABLE, HOOK_NUMBER, HOOK_PRIORITY, INET, LIST_ITEM, NEW_CHAIN, NEW_RULE, NEW_TABLE, OF_TABLE,
+        RULE_CHAIN, RULE_EXPRESSIONS, TABLE_FLAGS,
     },
     sets::Set,
 };
@@ -171,14 +174,14 @@ fn table(name: &str, what: &str, kind: u16) -> Change {
     if kind == NEW_TABLE {
         attributes.push(Attribute::number(TABLE_FLAGS, 0));
     }
-    let flags = if kind == NEW_TABLE { CREATE } else { 0 };
+    let flags = if kind == NEW_TABLE { NLM_F_CREATE } else { 0 };
     Change { what: format!("{what} inet {name} of nftables"), kind, flags, family: INET, attributes }
 }
 
 fn is_same_rules(expected: &[Rule], found: &[&Vec<u8>]) -> bool {
     let is_same = |(expected, found): (&Rule, &&Vec<u8>)| {
         let list = find(found, &[RULE_EXPRESSIONS]).unwrap_or_default();
-        let found: Vec<_> = NlasIterator::new(&list[..]).flatten().collect();
+        let found: Vec<_> = attributes_of(list).collect();
         let is_in = |(all, found): (&Expression, &_)| {
             let found: &NlaBuffer<&[u8]> = found;
             all.iter().all(|it| it.is_in(found.value()))

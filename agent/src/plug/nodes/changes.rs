@@ -7,11 +7,10 @@ use std::{
     net::IpAddr,
 };
 
-use rtnetlink::packet_core::NlasIterator;
-
 use super::{
     super::{
         host_route::ROUTE_PROTOCOL,
+        message::{find, messages},
         monitor::{
             Monitor, RTM_DELADDR, RTM_DELLINK, RTM_DELQDISC, RTM_DELROUTE, RTM_DELTFILTER, RTM_NEWADDR,
             RTM_NEWLINK, RTM_NEWROUTE, RTM_NEWTFILTER,
@@ -122,15 +121,14 @@ impl Changes {
 
 impl Scope {
     /// Every plug causes a dozen notifications, and a routing daemon any number; few concern anything here.
-    fn concern(&self, message: &[u8]) -> Option<Concern> {
-        let (header, body) = message.split_first_chunk::<16>()?;
-        // `struct nlmsghdr`: length, type, …
-        let [_, _, _, _, a, b, ..] = *header;
+    fn concern(&self, datagram: &[u8]) -> Option<Concern> {
+        let message = messages(datagram).next()?;
+        let body = message.body();
         // `struct ifinfomsg`, `tcmsg` and `tunnel_msg` have the interface's index at the same offset.
         let index = || Some(u32::from_ne_bytes(*body.get(4..)?.first_chunk::<4>()?));
         let if_of =
             |index, concern| if self.interfaces.contains(&index) { concern } else { Concern::Nothing };
-        Some(match u16::from_ne_bytes([a, b]) {
+        Some(match message.kind {
             // IPv4 routes go with their interface, and with an address, without a notification.
             RTM_NEWLINK | RTM_DELLINK => if_of(index()?, Concern::OtherRoutes),
             RTM_DELADDR => Concern::OtherRoutes,
@@ -141,9 +139,8 @@ impl Scope {
             RTM_NEWROUTE | RTM_DELROUTE => self.concern_of_route(body)?,
             RTM_NEWNETCONF => {
                 // `struct netconfmsg`: a family, padded.
-                let index =
-                    NlasIterator::new(body.get(4..)?).flatten().find(|it| it.kind() == NETCONF_IFINDEX)?;
-                let index = i32::from_ne_bytes(index.value().try_into().ok()?);
+                let index = find(body.get(4..)?, &[NETCONF_IFINDEX])?;
+                let index = i32::from_ne_bytes(index.try_into().ok()?);
                 // The node-wide setting counts for all interfaces.
                 if index == netconf::ALL {
                     Concern::Ways
@@ -177,11 +174,7 @@ impl Scope {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
-        [&[0; 4][..], &kind.to_ne_bytes(), &[0; 10], body].concat()
-    }
+    use super::{super::super::message::encode, *};
 
     fn concern(kind: u16, body: &[u8]) -> Option<Concern> {
         let scope = Scope {
@@ -189,7 +182,7 @@ mod tests {
             addresses: BTreeSet::from(["192.0.2.2".parse().unwrap()]),
             areas: Areas::around(&["10.244.1.0/24".parse().unwrap()]),
         };
-        scope.concern(&message(kind, body))
+        scope.concern(&encode((kind, 0, 0), body))
     }
 
     #[test]
