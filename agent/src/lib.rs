@@ -22,6 +22,7 @@ pub mod install;
 pub mod ipam;
 pub mod log;
 pub mod masquerade;
+pub mod memory;
 pub mod metrics;
 pub mod monitor;
 pub mod nodes;

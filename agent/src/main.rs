@@ -11,8 +11,8 @@ use clap::Parser as _;
 use ferrule_agent::{
     app::{self, Stopped, UnusableRange},
     config::{Args, Deprecated},
-    dataplane::release_when_idle,
     log,
+    memory::release_when_idle,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 

@@ -40,7 +40,6 @@ use crate::{
     cni::{Calls, CniService},
     config::{Config, Switch},
     crash::{self, Step},
-    dataplane,
     decide::{IgnoredBandwidths, LateAnnotations, VifSource},
     desired::Inspector,
     heal::Healer,
@@ -48,6 +47,7 @@ use crate::{
     ipam::Pressure,
     log,
     masquerade::Masquerade,
+    memory,
     metrics::Metrics,
     monitor::{self, Endings, History, KnownPods, ObserverService, Recorder},
     nodes::{Keeper, Nodes, Outside},
@@ -212,8 +212,8 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
     let healer = Arc::new(Healer::new(engine, inspector, reaper, is_healing, metrics.heal.clone(), pins));
     let heal = health.component("heal", false, "deviations are not monitored yet");
     tasks.spawn("heal", healer.run(config.reconcile.period, heal));
-    dataplane::release_at_once();
-    tasks.spawn("memory", dataplane::release_after_start());
+    memory::release_at_once();
+    tasks.spawn("memory", memory::release_after_start());
     needed.socket.healthy(format!("listening on {}", config.socket.display()));
 
     let outcome = tokio::select! {

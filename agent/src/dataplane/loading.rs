@@ -23,7 +23,6 @@ use super::{
     kernel::Kernel,
     log::{self, LogLevel},
     maps::{MapFailure, PINNED},
-    memory,
     programs::{FILTERS, Loaded, Programs, SET_SUBJECT},
     sampling::{FLOW_SAMPLING, Flows},
     settings::Settings,
@@ -33,6 +32,7 @@ use super::{
 use crate::{
     chain::chain,
     crash::{self, Step},
+    memory,
 };
 
 /// The programs, and their maps that have no pin.

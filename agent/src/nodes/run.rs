@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{Keeper, Nodes};
 use crate::{
-    dataplane::release_when_idle,
+    memory::release_when_idle,
     plug::nodes::changes::{Changes, Concern},
 };
 

@@ -21,7 +21,8 @@ use super::{
 use crate::{
     backoff::{Backoff, Policy},
     crash::{self, Step},
-    dataplane::{MapFailure, release},
+    dataplane::MapFailure,
+    memory,
 };
 
 pub(super) struct Worker {
@@ -118,7 +119,7 @@ impl Worker {
             drop(waited);
             if is_quiet && mem::take(&mut self.has_freed) {
                 shared.compiler().pack();
-                release();
+                memory::release();
             }
         }
     }
