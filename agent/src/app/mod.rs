@@ -56,7 +56,6 @@ use crate::{
         facts::Facts,
         http::{self, Observed},
         liveness::Liveness,
-        store_health,
     },
     plug::{default_route::DefaultRoute, host, reaper::reap_now},
     policy::Feed,
@@ -123,8 +122,7 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
     let parts = Parts::take_over(&config, object, api.as_ref(), with, &metrics, &mut tasks).await?;
     let counted = Arc::clone(&parts.registry);
     metrics.attachments.read_from(move || counted.states());
-    let (trouble, store) = (parts.registry.store_trouble(), Arc::clone(&parts.registry));
-    tasks.spawn("store", store_health::follow(trouble, move || store.audit(), needed.registry));
+    tasks.spawn("store", Arc::clone(&parts.registry).keep_store(needed.registry));
     tasks.spawn("reaper", parts.reaper.clone().run());
     let feed = config.watches_policies().then(|| {
         let health = health.component("policy-feed", true, "the cluster's policies are not listed yet");

@@ -17,7 +17,6 @@ mod probe;
 mod reach;
 pub mod scrape;
 mod status;
-pub mod store_health;
 mod verify;
 
 use std::sync::Arc;

@@ -4,6 +4,7 @@
 //! Every change is durable before it is visible in memory, and visible before the caller acts on it.
 
 mod attachment;
+mod audit;
 mod clock;
 mod directory;
 mod error;
@@ -52,7 +53,6 @@ pub use store::{Condition, StoreError};
 pub use wishes::{HostPort, Mapping, Place, Rate, Transport, Wishes};
 
 use crate::{
-    chain::chain,
     cluster::PodRef,
     ipam::{Ipam, PodCidrs, Ranges, Usage},
 };
@@ -117,16 +117,8 @@ impl Registry {
     }
 
     /// The error of the last write to the store, now and after each change; `None` if the write succeeded.
-    pub fn store_trouble(&self) -> watch::Receiver<Option<String>> {
+    fn store_trouble(&self) -> watch::Receiver<Option<String>> {
         self.store.trouble()
-    }
-
-    /// Repairs the store: files that were removed or changed under the agent are written again, and those of
-    /// ended cooldowns removed. Updates [`Self::store_trouble`].
-    pub fn audit(&self) {
-        if let Err(error) = self.try_audit() {
-            tracing::warn!(error = chain(&error), "cannot repair the registry's store; retrying");
-        }
     }
 }
 
@@ -493,42 +485,5 @@ impl Registry {
             "the registry's store was removed or replaced under the running agent: wrote all records again"
         );
         Ok(())
-    }
-
-    fn try_audit(&self) -> Result<(), StoreError> {
-        self.recreate()?;
-        // Those of the table and those with a file are the same, most often.
-        let mut keys: BTreeSet<_> = self.table().keys().into_iter().collect();
-        keys.extend(self.store.keys()?);
-        for key in keys {
-            // A record is written before the table changes: only a second look, with the key locked, counts.
-            let runtime_key = self.runtime_key(&key);
-            if self.deviates(&key)?.is_some()
-                && let Some(_locked) = self.try_lock(&runtime_key)
-                && let Some(kept) = self.deviates(&key)?
-            {
-                if !self.table().has_outdated_file(&key, &kept) {
-                    tracing::error!(%key, "a file of the registry's store was removed or changed under the running agent: repairing it");
-                }
-                self.record(&key, &kept)?;
-                self.table().keep(key, kept);
-            }
-        }
-        let is_marked = self.store.holds_mark(self.is_complete())?;
-        if !is_marked || self.store.trouble().borrow().is_some() {
-            self.store.mark(self.is_complete())?;
-        }
-        Ok(())
-    }
-
-    /// What should be kept of a key, if its file has something else. The file of an attachment whose plug or
-    /// unplug is interrupted has an earlier state, and that of a reservation in progress a later one.
-    fn deviates(&self, key: &Key) -> Result<Option<Kept>, StoreError> {
-        let kept = self.kept(key, self.get(key));
-        let is_durable = |it: &Attachment| matches!(it.state, State::Reserved | State::Attached);
-        if !kept.attachment.as_ref().is_none_or(is_durable) || self.table().allocated.contains_key(key) {
-            return Ok(None);
-        }
-        Ok((!self.store.holds(key, &kept)?).then_some(kept))
     }
 }

@@ -1,6 +1,7 @@
 //! A store that fails, or is removed or changed, under the running agent.
 
 use super::*;
+use crate::chain::chain;
 
 /// Puts a file in the place of the store, so that every write fails.
 fn break_store(directory: &Path) {
