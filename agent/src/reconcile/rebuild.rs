@@ -1,9 +1,22 @@
 //! Rebuilds attachments from the kernel whose records were lost with the registry's store, or damaged.
 //!
-//! The sources, best first: the stamp has the key; the maps have addresses, MAC and pod; without map entries,
-//! the host's routes and neighbours have addresses and MAC; the host's number of the peer's namespace leads
-//! to the namespace. Only the pod's routes are read inside the pod: nothing that a pod can change decides
-//! what the pod may send or receive.
+//! Inside the pod, only its routes and the limit of what it sends are read: no address comes from what a pod
+//! can change. The sources of each fact, best first:
+//!
+//! * key and host end: the ownership stamp; name and index of the interface
+//! * addresses and MAC: `VIFS` and `ENDPOINTS`; the host's routes and permanent neighbours
+//! * pod: `VIFS`; otherwise unknown, and proves nothing
+//! * MTU, gateways and routes: the host end; the pod's routes through its end (protocol static, table main)
+//! * namespace: the peer's namespace ID (`IFLA_LINK_NETNSID`), resolved by `RTM_GETNSID` among `/run/netns`,
+//!   `/run/docker/netns` and the namespaces of processes. A process's path is not recorded, because the
+//!   process may end before the pod: without a path, only a missing interface proves that the namespace is
+//!   gone, until a CHECK or a repeated ADD supplies the path.
+//! * limits of traffic: the qdiscs of both ends; what the pod receives, if `VIFS` says that the limit is the
+//!   agent's
+//! * ports of the node: the table `inet ferrule-ports`, by the pod's addresses
+//! * group of one container: its interfaces in one network; the requested one is `eth0`, else the one with
+//!   the lowest index
+//! * creation time: now. A deferred DEL of the key meant an earlier interface: the shim has deleted it.
 
 mod claim;
 mod record;
