@@ -6,7 +6,7 @@ use agent_common::VifEntry;
 use ferrule_vif::Addresses;
 
 use super::engine::Engine;
-use crate::{cluster::PodRef, policy::Interface, registry::Attachment};
+use crate::{cluster::PodRef, dataplane::shown_text, policy::Interface, registry::Attachment};
 
 /// How long an ADD waits, with its key locked, for the rows that judge the pod. All that they follow from is
 /// known by then.
@@ -47,11 +47,7 @@ impl Engine {
 
 /// The pod that a row of `VIFS` names.
 fn pod_of(row: &VifEntry) -> PodRef {
-    let text = |field: &[i8]| {
-        let bytes = field.iter().take_while(|byte| **byte != 0).map(|byte| byte.cast_unsigned());
-        String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
-    };
-    let pod = text(&row.pod);
+    let pod = shown_text(&row.pod);
     let (namespace, name) = pod.split_once('/').unwrap_or_default();
-    PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: text(&row.pod_uid) }
+    PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: shown_text(&row.pod_uid) }
 }

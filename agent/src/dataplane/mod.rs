@@ -45,7 +45,7 @@ pub use kernel::{Kernel, KernelError};
 pub use layout::LayoutError;
 pub use loading::LoadError;
 pub use log::LogLevel;
-pub use maps::{Audit, Entries, Entry, MapFailure, Recorded, SUBJECT, ShownRow, shown_subject};
+pub use maps::{Audit, Entries, Entry, MapFailure, Recorded, SUBJECT, ShownRow, shown_subject, shown_text};
 pub use owner::OwnerError;
 pub use pins::{PinDirectoryError, PinFailure, remove as remove_pins};
 pub use sampling::{Flows, SamplingError};

@@ -33,7 +33,7 @@ use ferrule_vif::Addresses;
 pub use entries::Entries;
 pub use policy::Audit;
 pub(super) use policy::{ALL as POLICY, PolicyMaps, RULESETS, flows as policy_flows, old_subjects, runs};
-pub use shown::{SUBJECT, ShownRow, shown_subject};
+pub use shown::{SUBJECT, ShownRow, shown_subject, shown_text};
 pub(super) use subjects::Subjects;
 pub use table::{Entry, MapFailure, MapSpec};
 

@@ -54,8 +54,8 @@ fn vif(row: &VifEntry) -> String {
     let addresses: Vec<_> = vifs::addresses(row).iter().map(|it| it.to_string()).collect();
     format!(
         "{} of {}, may use {} with the MAC {}, MTU {}, generation {}",
-        text(&row.ifname),
-        text(&row.pod),
+        shown_text(&row.ifname),
+        shown_text(&row.pod),
         addresses.join(" and "),
         Mac(row.mac),
         row.mtu,
@@ -67,8 +67,8 @@ fn endpoint(row: &Endpoint) -> String {
     format!("interface {}, MAC {}", row.ifindex, Mac(row.mac))
 }
 
-/// Up to the first NUL.
-fn text(field: &[i8]) -> String {
+/// The content of a text field: up to the first NUL.
+pub fn shown_text(field: &[i8]) -> String {
     field.iter().take_while(|byte| **byte != 0).map(|byte| char::from(byte.cast_unsigned())).collect()
 }
 

@@ -3,7 +3,12 @@
 use agent_common::VifEntry;
 use ferrule_vif::{Addresses, Mac};
 
-use crate::{cluster::PodRef, dataplane::Recorded, plug::host_inventory::StampedLink, registry::Key};
+use crate::{
+    cluster::PodRef,
+    dataplane::{Recorded, shown_text},
+    plug::host_inventory::StampedLink,
+    registry::Key,
+};
 
 /// An interface, with the addresses, MAC and pod that it is believed to have.
 pub(super) struct Claim {
@@ -48,7 +53,9 @@ impl Claim {
 
 /// The pod in a map entry; unknown if a text was truncated, or is the container ID of an ADD without a pod.
 fn pod(entry: &VifEntry, key: &Key) -> PodRef {
-    let (Some(name), Some(uid)) = (text(&entry.pod), text(&entry.pod_uid)) else { return PodRef::default() };
+    let (Some(name), Some(uid)) = (whole_text(&entry.pod), whole_text(&entry.pod_uid)) else {
+        return PodRef::default();
+    };
     match name.split_once('/') {
         Some((namespace, name)) => PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid },
         None if name == key.container_id.as_str() => PodRef::default(),
@@ -56,12 +63,10 @@ fn pod(entry: &VifEntry, key: &Key) -> PodRef {
     }
 }
 
-/// The content of a text field; `None` if it may have been truncated.
-fn text(field: &[i8]) -> Option<String> {
-    let end = field.iter().position(|byte| *byte == 0)?;
-    let bytes: Vec<u8> = field.iter().take(end).map(|byte| byte.cast_unsigned()).collect();
-    let text = String::from_utf8(bytes).ok()?;
-    (end + 1 < field.len() && !text.contains('?')).then_some(text)
+/// The content of a text field; `None` if it may have been truncated, or is not the original.
+fn whole_text(field: &[i8]) -> Option<String> {
+    let text = shown_text(field);
+    (text.len() + 1 < field.len() && text.is_ascii() && !text.contains('?')).then_some(text)
 }
 
 #[cfg(test)]
