@@ -19,6 +19,8 @@ use crate::{
     tunnels, vifs,
 };
 
+/// Decides what becomes of a packet from a pod, and counts a packet that is not dropped.
+///
 /// # Errors
 /// Why to drop the packet.
 #[inline(always)]
@@ -50,9 +52,8 @@ fn judge_of(packet: &mut Packet, vif: &VifEntry) -> Result<Outcome, DropReason> 
         return nd::judge(packet, &meta, vif, icmpv6_type);
     }
     spoofing::check(&meta, vif)?;
-    to_unicast(&meta)?;
-    to_gateway(&destination)?;
-
+    check_scope(&meta)?;
+    check_frame(&destination)?;
     services::check(&meta)?;
     let outcome = forward(packet, &meta, vif, subject)?;
     flow_stats::count(packet, &meta, vif, Direction::Egress);
@@ -62,10 +63,10 @@ fn judge_of(packet: &mut Packet, vif: &VifEntry) -> Result<Outcome, DropReason> 
 #[inline(always)]
 fn forward(packet: &mut Packet, meta: &Meta, vif: &VifEntry, subject: Judge) -> Result<Outcome, DropReason> {
     let target = past_stack(packet, meta, vif)?;
-    // Of a remote pod: none of this node.
+    // The host interface that receives: none of this node for a remote pod.
     let to = target.map_or(flows::REMOTE, |target| target.peer);
     let receives = if to == flows::REMOTE {
-        // It may leave this node.
+        // The packet may leave this node.
         offload::check(packet, meta)?;
         Judge::OPEN
     } else {
@@ -99,8 +100,8 @@ fn past_stack(packet: &Packet, meta: &Meta, vif: &VifEntry) -> Result<Option<Tar
     let Some(target) = target(packet, meta)? else { return Ok(None) };
     icmp::check(packet, meta)?;
     // The stack handles options, answers packets at their last hop and those that are too big, and
-    // reassembles fragments where it translates: they have no ports to look a flow up by.
-    // So does the qdisc of a pod whose rate is limited; conntrack wants both directions.
+    // reassembles fragments where it translates: they have no ports to look a flow up by. What a pod with a
+    // limited rate receives passes its qdisc, behind the stack; conntrack wants the other direction, too.
     let is_plain = meta.is_plain() && !vif.is_shaped() && size::fits(packet, meta, target.mtu);
     if is_plain {
         delivery::check(packet, meta)?;
@@ -130,7 +131,7 @@ fn target(packet: &Packet, meta: &Meta) -> Result<Option<Target>, DropReason> {
 }
 
 #[inline(always)]
-fn to_unicast(meta: &Meta) -> Result<(), DropReason> {
+fn check_scope(meta: &Meta) -> Result<(), DropReason> {
     match meta.destination_scope() {
         Scope::Unicast => Ok(()),
         Scope::Multicast => Err(DropReason::Multicast),
@@ -140,7 +141,7 @@ fn to_unicast(meta: &Meta) -> Result<(), DropReason> {
 
 /// A router accepts a packet only in a frame that is addressed to it.
 #[inline(always)]
-fn to_gateway(destination: &Mac) -> Result<(), DropReason> {
+fn check_frame(destination: &Mac) -> Result<(), DropReason> {
     let [first, ..] = *destination;
     if *destination == GATEWAY_MAC {
         Ok(())

@@ -69,8 +69,8 @@ impl Engine {
         // deadline covers both waits, because the caller has one.
         let deadline = Instant::now() + self.decider.timeout;
         phases.enter(Phase::WaitForVif);
-        let pod = Request { pod: &request.pod, annotations: request.annotations.as_ref(), deadline };
-        let decide = self.decider.decide(&pod, |missing| phases.lacks(missing));
+        let asked = Request { pod: &request.pod, annotations: request.annotations.as_ref(), deadline };
+        let decide = self.decider.decide(&asked, |missing| phases.lacks(missing));
         let decision = self
             .unless_stopping(in_flight.unless_deleted(decide))
             .await
@@ -90,7 +90,7 @@ impl Engine {
                 let uncommitted = Uncommitted::new(self, changes);
                 phases.enter(Phase::WaitForVif);
                 phases.lacks("active VIF: its source has not marked the VIF as active");
-                let active = self.decider.until_active(&pod, vif);
+                let active = self.decider.until_active(&asked, vif);
                 self.unless_stopping(in_flight.unless_deleted(active)).await?;
                 uncommitted.commit(&request.key, phases).await?
             }

@@ -33,7 +33,7 @@ impl Engine {
         self.enforcer.add(Interface { ifindex, pod, addresses: addresses.iter().collect() });
     }
 
-    /// Lets all interfaces pass everything, which no policy judges. Blocks, not for long.
+    /// Lets all interfaces pass everything, as no policy judges any. Blocks for `ADMISSION` at most.
     pub fn let_all_pass(&self) {
         self.enforcer.replace(Vec::new());
         if let Err(waiting) = self.enforcer.settle(Instant::now() + ADMISSION) {

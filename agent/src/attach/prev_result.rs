@@ -4,13 +4,13 @@
 use std::net::IpAddr;
 
 use ferrule_proto::cni::{AddResult, Interface, Ip, Route};
+use ferrule_vif::{Mac, PodRoute};
 use ipnet::IpNet;
 
 use crate::{
     desired::{Desired, ExpectedMtu},
     registry::Attachment,
 };
-use ferrule_vif::{Mac, PodRoute};
 
 /// Adjusts the desired state of the pod's end to the result of the chain. `netns` is the path in CHECK's
 /// environment.

@@ -4,6 +4,8 @@
 //! can fail is checked before anything is removed, and the earlier attachment is put back after a failure
 //! that only the attempt could show.
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
 use super::{engine::Engine, error::AttachError, phases::Phases, restore::RestoreError};
 use crate::{
     chain::chain,
@@ -16,7 +18,6 @@ use crate::{
     },
     registry::{Allocation, Attachment, Key, NewAttachment, RegistryError, State},
 };
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 impl Engine {
     /// Refuses a replacement that would fail, while the attachments `before` are untouched, and returns those

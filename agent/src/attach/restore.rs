@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use ferrule_vif::VifKind;
+
 use super::{engine::Engine, judge::interface};
 use crate::{
     chain::chain,
@@ -15,7 +17,6 @@ use crate::{
     ports::PortError,
     registry::{Attachment, HostLink, HostSide, RegistryError, State},
 };
-use ferrule_vif::VifKind;
 
 /// An interface that cannot be restored. The attempt is rolled back, and the attachment stays recorded.
 #[derive(Debug, thiserror::Error)]
