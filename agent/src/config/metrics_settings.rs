@@ -1,6 +1,6 @@
 //! The settings of metrics beyond the node.
 
-use super::{ConfigError, MetricsListener, Settings, absolute};
+use super::{ConfigError, MetricsListener, Settings, validate::absolute};
 
 // === impl Settings ===
 

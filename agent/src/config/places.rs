@@ -1,6 +1,8 @@
 //! Where an agent leaves files, and the command that removes them.
 
-use super::{Args, ConfigError, InstallDirs, Kubernetes, Places, Settings, absolute, command::Command};
+use super::{
+    Args, ConfigError, InstallDirs, Kubernetes, Places, Settings, command::Command, validate::absolute,
+};
 use crate::dataplane::LogLevel;
 
 // === impl Args ===
