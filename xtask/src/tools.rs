@@ -1,6 +1,10 @@
 //! System programs that tests, demo and benchmarks need, and their Debian packages.
 
-use std::{env, fs, os::unix::fs::MetadataExt as _};
+use std::{
+    env, fs,
+    os::unix::fs::MetadataExt as _,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use anyhow::{Context as _, Result};
 
@@ -72,6 +76,10 @@ pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "jq", package: "jq" },
 ];
 
+/// For tools that pip installs.
+pub(crate) const PIP: &[Tool] =
+    &[Tool { program: "python3", package: "python3" }, Tool { program: "pip3", package: "python3-pip" }];
+
 /// For the benchmarks, besides [`TEST`]: the plugin to compare with.
 pub(crate) const BENCH: &[Tool] =
     &[Tool { program: "/usr/lib/cni/bridge", package: "containernetworking-plugins" }];
@@ -110,7 +118,7 @@ pub(crate) fn need(tools: &[Tool]) -> Result<()> {
     say(format!("missing on this machine: {}", programs(&missing)));
     let remedy =
         format!("check the network and /etc/apt/sources.list, or install these packages by hand: {names}");
-    apt_get("reading Debian's package lists", &remedy).arg("update").run()?;
+    update(&remedy)?;
     apt_get(&format!("installing Debian packages: {names}"), &remedy)
         .args(["install", "--yes", "--no-install-recommends"])
         .args(&packages)
@@ -144,7 +152,7 @@ pub(crate) fn need_promtool(ws: &Workspace) -> Result<()> {
     }
     fs::create_dir_all(&folder)?;
     let remedy = "check the network and /etc/apt/sources.list, or install promtool by hand, into PATH";
-    apt_get("reading Debian's package lists", remedy).arg("update").run()?;
+    update(remedy)?;
     let download = apt_get("downloading promtool", remedy).args(["download", "prometheus"]);
     download.current_dir(&folder).run()?;
     let mut files = fs::read_dir(&folder)?.flatten().map(|it| it.path());
@@ -170,6 +178,16 @@ fn missing(tools: &[Tool]) -> Vec<Tool> {
 
 fn programs(tools: &[Tool]) -> String {
     tools.iter().map(|tool| tool.program).collect::<Vec<_>>().join(", ")
+}
+
+/// Reads Debian's package lists, once in the life of this process.
+fn update(remedy: &str) -> Result<()> {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.load(Ordering::Relaxed) {
+        apt_get("reading Debian's package lists", remedy).arg("update").run()?;
+        DONE.store(true, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// `apt-get`, without questions.
