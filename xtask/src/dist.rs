@@ -50,6 +50,8 @@ const BINARIES: [Binary; 3] = [
 
 /// Only an agent with crash points contains this name of a variable (`agent/src/crash.rs`).
 const CRASH_POINTS: &[u8] = b"FERRULE_CRASH_POINTS";
+/// Cargo's arguments for an agent with crash points.
+pub(crate) const CRASHING: [&str; 2] = ["--features", "ferrule-agent/crash-points"];
 /// A position-independent binary applies its relocations at start, and keeps the pages. Packed relocations
 /// take a sixtieth of the space, which saves 750 kB. Musl supports them since 1.2.4.
 const PACKED_RELOCATIONS: &str = "-Clink-arg=-Wl,-z,pack-relative-relocs";
@@ -151,9 +153,7 @@ fn compile(
 /// # Errors
 /// If it does not build.
 pub(crate) fn build_crashing(ws: &Workspace) -> Result<()> {
-    debug::build(ws, "building an agent with crash points", &[AGENT])
-        .args(["--features", "ferrule-agent/crash-points"])
-        .run()?;
+    debug::build(ws, "building an agent with crash points", &[AGENT]).args(CRASHING).run()?;
     let built = debug::folder(ws).join(AGENT);
     if !has_crash_points(&built)? {
         let (why, remedy) =

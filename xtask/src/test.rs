@@ -37,6 +37,8 @@ struct Package {
 struct Target {
     kind: Vec<String>,
     name: String,
+    /// Whether `cargo test` runs it.
+    test: bool,
 }
 
 /// Lints, checks the chart with helm, runs the unit tests, builds, runs the tests that need root, and checks
@@ -70,10 +72,18 @@ pub(crate) fn test(ws: &Workspace, previous: Option<Option<&str>>) -> Result<()>
 /// Runs the unit tests, and builds what the system tests are made of.
 fn units(ws: &Workspace) -> Result<()> {
     let remedy = "see which test failed, above";
-    let tests = |doing: &str| debug::test(ws, doing, remedy).args(["--no-fail-fast", "--lib", "--bins"]);
+    // `--bins` would also build those that have no tests, of which the agent takes longest.
+    let binaries = tested(ws, "bin")?;
+    let binaries = || binaries.iter().flat_map(|name| ["--bin", name.as_str()]);
+    let tests =
+        |doing: &str| debug::test(ws, doing, remedy).args(["--no-fail-fast", "--lib"]).args(binaries());
     tests("building the unit tests").arg("--no-run").nice().run()?;
     second_try::run([tests("running the unit tests")], tests(FAILED), &[])?;
-    debug::test(ws, "running the examples in documentation", remedy).arg("--doc").run()?;
+    // With the features of the agent that is built next, whose library is then compiled once.
+    debug::test(ws, "running the examples in documentation", remedy)
+        .args(dist::CRASHING)
+        .arg("--doc")
+        .run()?;
     dist::build_crashing(ws)?;
     system_tests(ws, "building the system tests", &["*"]).arg("--no-run").nice().run()
 }
@@ -109,18 +119,23 @@ fn system_tests(ws: &Workspace, doing: &str, names: &[impl AsRef<str>]) -> Step 
     debug::test(ws, doing, "see the errors above").arg("--no-fail-fast").args(names)
 }
 
-/// The names of all system tests, each once: two packages may have one of the same name.
+/// The names of all system tests.
 fn system_test_names(ws: &Workspace) -> Result<BTreeSet<String>> {
+    let names = tested(ws, "test")?;
+    if let Some(gone) = WAITING.iter().find(|name| !names.contains(**name)) {
+        bail!("finding the system tests: there is none named {gone} (xtask/src/test.rs)");
+    }
+    Ok(names)
+}
+
+/// The names of what `cargo test` runs of one kind, each once: two packages may have one of the same name.
+fn tested(ws: &Workspace, kind: &str) -> Result<BTreeSet<String>> {
     let remedy = "run `cargo metadata --no-deps` and repair what it names";
-    let doing = "finding the system tests";
+    let doing = "finding the tests";
     let printed = ws.cargo("metadata", doing, remedy).args(["--format-version", "1", "--no-deps"]).ask()?;
     let Metadata { packages } = serde_json::from_str(&printed).context(doing)?;
     let is_tested = |package: &Package| !debug::ALL.contains(&package.name.as_str());
     let targets = packages.into_iter().filter(is_tested).flat_map(|package| package.targets);
-    let names: BTreeSet<String> =
-        targets.filter(|target| target.kind == ["test"]).map(|target| target.name).collect();
-    if let Some(gone) = WAITING.iter().find(|name| !names.contains(**name)) {
-        bail!("{doing}: there is none named {gone} (xtask/src/test.rs)");
-    }
-    Ok(names)
+    let targets = targets.filter(|target| target.test && target.kind == [kind]);
+    Ok(targets.map(|target| target.name).collect())
 }
