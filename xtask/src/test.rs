@@ -16,9 +16,9 @@ use crate::{
 /// Tests that need root wait more than they compute: for timers of the kernel, for agents that start.
 const PRIVILEGED_THREADS: &str = "--test-threads=4";
 
-/// System tests that mostly wait, for timers of minutes or for the agent's memory to settle: they run beside
-/// the others, which use the processors.
-const WAITING: [&str; 4] = ["model", "monitor", "soak", "status"];
+/// System tests that mostly wait, for one agent after another to start and die, for what must not happen, for
+/// timers of minutes, or for the agent's memory to settle: they run beside the others, for as long.
+const WAITING: [&str; 6] = ["crashes", "model", "monitor", "policy", "soak", "status"];
 const FAILED: &str = "running failed tests alone";
 
 /// The part of `cargo metadata` that names the tests.
