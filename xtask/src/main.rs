@@ -285,15 +285,6 @@ mod tests {
     }
 
     #[test]
-    fn cargo_xtask_is_this_program() {
-        let config = Workspace::find().unwrap().root.join(".cargo/config.toml");
-        let config: toml::Table = toml::from_str(&std::fs::read_to_string(config).unwrap()).unwrap();
-        let alias = config["alias"]["xtask"].as_str().unwrap();
-        let expected = format!("run --quiet --package {} --no-default-features --", env!("CARGO_PKG_NAME"));
-        assert_eq!(alias, expected);
-    }
-
-    #[test]
     fn flags_after_demo_are_passed_to_the_demo() {
         let cli = Cli::try_parse_from(["xtask", "demo", "--nodes", "3", "-v"]).unwrap();
         assert!(matches!(cli.verb, Verb::Demo { release: false, args } if args == ["--nodes", "3", "-v"]));
