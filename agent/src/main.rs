@@ -12,7 +12,7 @@ use ferrule_agent::{
     app::{self, Stopped, UnusableRange},
     config::{Args, Deprecated},
     log,
-    memory::release_when_idle,
+    memory::{release_when_idle, share_pages},
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -38,6 +38,7 @@ const OPEN_FILES: u64 = 8192;
 const BLOCKING_THREADS: usize = 16;
 
 fn main() -> ExitCode {
+    share_pages();
     let mut args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {

@@ -5,7 +5,7 @@
 
 use std::{
     cell::Cell,
-    ffi::c_void,
+    ffi::{c_long, c_void},
     fs, io,
     num::NonZero,
     ptr::NonNull,
@@ -20,16 +20,25 @@ const START: Duration = Duration::from_secs(10);
 /// The least time between two releases of a thread.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// `mi_option_purge_delay` of mimalloc 2 (`enum mi_option_e` in `mimalloc.h`), which the crate does not name.
+/// `mi_option_purge_delay` of mimalloc 3 (`enum mi_option_e` in `mimalloc.h`), which the crate does not name.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
-/// Makes the allocator return free pages at once. By default the kernel gets them ten milliseconds later, on
-/// another allocation of the same thread: after 500 ADDs, their threads kept nine megabytes. Not before the
-/// end of a start, which soon needs what it frees.
-#[expect(unsafe_code, reason = "the allocator's own function, for which there is no wrapper")]
+/// `mi_option_page_full_retain`.
+const PAGE_FULL_RETAIN: libmimalloc_sys::mi_option_t = 36;
+
+/// Lets threads that start later share the allocator's pages. By default a thread keeps two full pages of each
+/// size, and only that thread takes what is freed there: after 500 ADDs, two megabytes.
+pub fn share_pages() {
+    set(PAGE_FULL_RETAIN, 0);
+}
+
+/// Makes the allocator return free pages at once. By default the kernel gets them a second later, on another
+/// allocation: after 500 ADDs, nine megabytes were left. Not before the end of a start, which soon needs what
+/// it frees.
 pub fn release_at_once() {
-    // SAFETY: sets a number, at any time and from any thread.
-    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, 0) };
+    // First what waits for the end of the delay: without one, nothing ends.
+    release();
+    set(PURGE_DELAY, 0);
 }
 
 /// Returns memory once the start is over. Never ends.
@@ -59,6 +68,12 @@ pub fn release_when_idle() {
 pub fn release() {
     // SAFETY: takes no pointer, may be called at any time from any thread, and changes no memory in use.
     unsafe { libmimalloc_sys::mi_collect(true) };
+}
+
+#[expect(unsafe_code, reason = "the allocator's own function, for which there is no wrapper")]
+fn set(option: libmimalloc_sys::mi_option_t, value: c_long) {
+    // SAFETY: sets a number, at any time and from any thread.
+    unsafe { libmimalloc_sys::mi_option_set(option, value) };
 }
 
 /// Unmaps the pages of the executable's code. Code that runs again is mapped again, 64 KiB at a time, from
@@ -92,13 +107,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_option_is_the_delay_of_ten_milliseconds() {
+    fn the_options_are_the_delay_of_a_second_and_the_two_full_pages() {
         #[expect(unsafe_code, reason = "as above")]
         // SAFETY: reads a number.
-        let delay = || unsafe { libmimalloc_sys::mi_option_get(PURGE_DELAY) };
-        assert_eq!(delay(), 10);
+        let get = |option| unsafe { libmimalloc_sys::mi_option_get(option) };
+        assert_eq!((get(PURGE_DELAY), get(PAGE_FULL_RETAIN)), (1000, 2));
         release_at_once();
-        assert_eq!(delay(), 0);
+        share_pages();
+        assert_eq!((get(PURGE_DELAY), get(PAGE_FULL_RETAIN)), (0, 0));
     }
 
     #[test]
