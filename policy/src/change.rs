@@ -68,7 +68,7 @@ pub struct Endpoint {
     pub addresses: Vec<IpAddr>,
 }
 
-/// How many rows each map takes.
+/// How many rows each map takes, and how much the compiler keeps in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacities {
     /// Of `PEERS`.
@@ -85,6 +85,8 @@ pub struct Capacities {
     pub ports: usize,
     /// Of the subjects in `VIFS`.
     pub endpoints: usize,
+    /// Of either kind of [`Resource::Matches`].
+    pub matches: usize,
 }
 
 /// What is full.
@@ -125,6 +127,12 @@ pub struct Refused {
 
 // === impl Capacities ===
 
+impl Capacities {
+    /// The matches that the compiler keeps by default, at about 40 bytes each. A policy of a megabyte may
+    /// have ten thousand peers, each of which selects ten thousand pods or contains the others' blocks.
+    pub const MATCHES: usize = 1 << 20;
+}
+
 impl Default for Capacities {
     fn default() -> Self {
         Self {
@@ -135,6 +143,7 @@ impl Default for Capacities {
             named: 1 << 16,
             ports: 1 << 14,
             endpoints: 1 << 12,
+            matches: Self::MATCHES,
         }
     }
 }

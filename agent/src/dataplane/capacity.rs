@@ -48,6 +48,7 @@ impl Capacities {
             named: half(self.policy_rules / 2),
             ports: half(self.policy_rules / 8),
             endpoints: self.vifs as usize,
+            matches: ferrule_policy::Capacities::MATCHES,
         }
     }
 }

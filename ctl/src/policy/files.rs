@@ -49,6 +49,7 @@ const UNLIMITED: Capacities = Capacities {
     named: usize::MAX,
     ports: usize::MAX,
     endpoints: usize::MAX,
+    matches: Capacities::MATCHES,
 };
 
 /// Reads and compiles files. Of two objects of the same name, the last counts.

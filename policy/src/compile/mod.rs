@@ -58,10 +58,6 @@ pub struct Compiler {
     enforces: bool,
 }
 
-/// The matches that the compiler keeps at most of either kind, at about 40 bytes each. A policy of a megabyte
-/// may have ten thousand peers, each of which selects ten thousand pods or contains the others' blocks.
-const MAX_MATCHES: usize = 1 << 20;
-
 /// How much a compiler holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {

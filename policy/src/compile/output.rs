@@ -1,6 +1,5 @@
 //! The rows as they should be, the changes that lead there, and whether they fit.
 
-use super::MAX_MATCHES;
 use crate::{
     Capacities, PolicyId, Refused, Resource,
     rows::{ClassId, Delta, NamedKey, Op, PortKey, Rows, RuleKey, RulesetId},
@@ -35,7 +34,7 @@ impl Output {
 
     /// Whether the compiler may keep so many matches.
     pub(crate) fn may_match(&self, needed: usize) -> Result<(), Refused> {
-        let (resource, capacity) = (Resource::Matches, MAX_MATCHES);
+        let (resource, capacity) = (Resource::Matches, self.capacities.matches);
         let refused = || Refused { resource, needed, capacity, policy: self.blame.clone() };
         if needed > capacity { Err(refused()) } else { Ok(()) }
     }
@@ -116,7 +115,7 @@ impl Output {
             Resource::Ports => capacities.ports,
             Resource::Subjects => capacities.endpoints,
             Resource::Bits => usize::from(crate::Mask::BITS),
-            Resource::Matches => MAX_MATCHES,
+            Resource::Matches => capacities.matches,
         };
         (self.rows.count(resource), capacity)
     }
