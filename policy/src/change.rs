@@ -4,25 +4,25 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use crate::{EndpointId, Policy, PolicyId, object};
 
-/// An event.
+/// An event. Objects are behind pointers: very many wait at times.
 #[derive(Debug, Clone)]
 pub enum Change {
     /// A pod is new or changed.
-    Pod(object::Pod),
+    Pod(Arc<object::Pod>),
     /// A pod's object is gone. Pods are known by UID: a late event never affects a successor.
     PodGone {
         /// The pod's UID.
         uid: String,
     },
     /// A node is new or changed.
-    Node(object::Node),
+    Node(Box<object::Node>),
     /// A node is gone.
     NodeGone {
         /// The node's UID.
         uid: String,
     },
     /// A Service is new or changed.
-    Service(object::Service),
+    Service(Box<object::Service>),
     /// A Service is gone.
     ServiceGone {
         /// The Service's UID.
@@ -31,7 +31,7 @@ pub enum Change {
     /// All addresses of this node, of all its interfaces.
     HostAddresses(Vec<IpAddr>),
     /// A namespace is new or changed.
-    Namespace(object::Namespace),
+    Namespace(Box<object::Namespace>),
     /// A namespace is gone.
     NamespaceGone {
         /// Its name.

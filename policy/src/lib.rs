@@ -27,6 +27,8 @@
 //! and ports, not for its pods times its peers.
 //!
 //! ```
+//! use std::sync::Arc;
+//!
 //! use ferrule_policy::{Change, Compiler, Direction, Endpoint, EndpointId, Origin, Packet, lookup, object};
 //!
 //! let policy = serde_json::from_str(
@@ -44,7 +46,7 @@
 //! let delta = compiler.apply([
 //!     Change::Namespace(namespace),
 //!     Change::Policy(object::network_policy(&policy).into()),
-//!     Change::Pod(pod),
+//!     Change::Pod(Arc::new(pod)),
 //!     Change::Endpoint(Endpoint { id: EndpointId(7), uid: "1".to_owned(), addresses: vec![own] }),
 //! ])?;
 //! assert!(!delta.ops.is_empty());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferrule_policy::{Change, Compiler, Refused};
 
-use super::{batch::Offered, queue::Queue, stub::stub};
+use super::{batch::Offered, stub::stub};
 
 /// Applies a complete state to an empty compiler. Returns the policies that do not fit: stubs stand in for
 /// them. Each policy is offered at most log₂ n + 2 times, so that few refusals cost little and many an end.
@@ -13,7 +13,7 @@ use super::{batch::Offered, queue::Queue, stub::stub};
 /// If the state does not fit, whatever the rules of policies say.
 pub(super) fn compile(
     compiler: &mut Compiler,
-    state: &Queue,
+    state: &[Change],
     endpoints: &[Change],
 ) -> Result<Vec<(Change, Refused)>, Refused> {
     let all = || state.iter().chain(endpoints);

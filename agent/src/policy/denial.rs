@@ -128,7 +128,7 @@ pub(super) mod tests {
                 Change::Namespace(serde_json::from_value(json!({"metadata": {"name": "web"}})).unwrap()),
                 Change::Policy(Arc::new(object::network_policy(&front))),
                 Change::Policy(Arc::new(object::cluster_network_policy(&deny).unwrap())),
-                Change::Pod(serde_json::from_value(named).unwrap()),
+                Change::Pod(Arc::new(serde_json::from_value(named).unwrap())),
                 Change::Endpoint(Endpoint { id: EndpointId(7), uid: "1".to_owned(), addresses: Vec::new() }),
             ])
             .unwrap();

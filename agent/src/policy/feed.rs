@@ -107,7 +107,7 @@ impl Feed {
             match order {
                 Order::Expect(why) => self.enforcer.expect(&why),
                 Order::Replace(all) => self.enforcer.replace(all),
-                Order::Submit(change) => self.enforcer.submit(*change),
+                Order::Submit(change) => self.enforcer.submit(change),
             }
         }
         let state = &inner.state;
@@ -202,7 +202,7 @@ impl<T: Object, F: Fn(&T) -> Option<Change> + Send + Sync + 'static> Sink<T> for
         let news = match change {
             watches::Change::Applied(object) => {
                 let Some(change) = (self.read)(&object) else { return };
-                News::Applied { key: object.key(), uid: object.uid().to_owned(), change: Box::new(change) }
+                News::Applied { key: object.key(), uid: object.uid().to_owned(), change }
             }
             watches::Change::Gone { key, uid } => {
                 if self.kind == Kind::ClusterNetworkPolicy {

@@ -3,14 +3,13 @@
 use std::{
     hash::{BuildHasher as _, RandomState},
     mem::take,
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use ferrule_policy::object::{self, Namespace, PolicyObject, Service};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize, Serializer, ser::Error as _};
-use serde_json::value::{RawValue, to_raw_value};
 
 use crate::{
     cluster,
@@ -31,13 +30,13 @@ pub(super) struct AnyPod {
 }
 
 /// All that policies need of a pod.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Rest {
     version: String,
-    /// Until the sink takes it.
-    pod: Option<Box<object::Pod>>,
-    /// What a checkpoint has to contain, after the sink has taken the pod.
-    json: Option<Box<RawValue>>,
+    pod: Arc<object::Pod>,
+    /// By the sink.
+    is_taken: bool,
+    /// In a checkpoint.
     is_saved: bool,
 }
 
@@ -51,16 +50,15 @@ static DIGEST: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl AnyPod {
     /// The pod, for the first caller.
-    pub(super) fn take(&self) -> Option<object::Pod> {
+    pub(super) fn take(&self) -> Option<Arc<object::Pod>> {
         let mut rest = self.rest();
-        let it = rest.as_mut()?;
-        let pod = it.pod.take()?;
+        let it = rest.as_mut().filter(|it| !it.is_taken)?;
+        it.is_taken = true;
+        let pod = Arc::clone(&it.pod);
         if it.is_saved {
             *rest = None;
-        } else {
-            it.json = to_raw_value(&pod).ok();
         }
-        Some(*pod)
+        Some(pod)
     }
 
     fn rest(&self) -> MutexGuard<'_, Option<Box<Rest>>> {
@@ -71,12 +69,16 @@ impl AnyPod {
 impl From<object::Pod> for AnyPod {
     fn from(mut pod: object::Pod) -> Self {
         let version = take(&mut pod.metadata.resource_version);
-        reduce(&mut pod);
         Self {
             key: key(&pod.metadata),
             uid: pod.metadata.uid.as_str().into(),
             digest: DIGEST.hash_one(&pod),
-            rest: Mutex::new(Some(Box::new(Rest { version, pod: Some(Box::new(pod)), ..Rest::default() }))),
+            rest: Mutex::new(Some(Box::new(Rest {
+                version,
+                pod: Arc::new(pod),
+                is_taken: false,
+                is_saved: false,
+            }))),
         }
     }
 }
@@ -108,7 +110,7 @@ impl Object for AnyPod {
     fn saved(&self) {
         let mut rest = self.rest();
         match rest.as_mut() {
-            Some(it) if it.pod.is_some() => it.is_saved = true,
+            Some(it) if !it.is_taken => it.is_saved = true,
             _ => *rest = None,
         }
     }
@@ -121,9 +123,8 @@ impl Serialize for AnyPod {
     /// If the pod is not [writable](Object::is_writable) any more.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.rest().as_deref() {
-            Some(Rest { pod: Some(pod), .. }) => pod.serialize(serializer),
-            Some(Rest { json: Some(json), .. }) => json.serialize(serializer),
-            _ => Err(S::Error::custom("the pod has been given away")),
+            Some(it) => it.pod.serialize(serializer),
+            None => Err(S::Error::custom("the pod has been given away")),
         }
     }
 }
@@ -183,29 +184,6 @@ pub(super) fn node(node: &cluster::Node) -> object::Node {
     }
 }
 
-/// Takes out what the compiler does not ask for.
-fn reduce(pod: &mut object::Pod) {
-    let is_terminal = pod.is_terminal();
-    let object::Pod { metadata, spec, status } = pod;
-    spec.node_name = String::new();
-    for containers in [&mut spec.containers, &mut spec.init_containers] {
-        containers.retain_mut(|container| {
-            container.ports.retain(|port| !port.name.is_empty());
-            !container.ports.is_empty()
-        });
-    }
-    if !is_terminal {
-        status.phase = String::new();
-    }
-    if !status.pod_ips.is_empty() {
-        status.pod_ip = String::new();
-    }
-    // Only whether the pod is being deleted counts.
-    if let Some(time) = &mut metadata.deletion_timestamp {
-        *time = String::new();
-    }
-}
-
 fn key(metadata: &object::Metadata) -> ObjectKey {
     ObjectKey::new(&metadata.namespace, &metadata.name)
 }
@@ -230,9 +208,9 @@ mod tests {
         assert_eq!((any.key().as_str(), any.uid()), ("n/a", "u"));
         assert_eq!((any.take_version(), any.take_version()), ("7".to_owned(), String::new()));
         let taken = any.take().unwrap();
-        assert_eq!(taken.metadata.labels["app"], "x");
-        let ports: Vec<_> = taken.ports().map(|it| (it.name.as_str(), it.container_port)).collect();
-        assert_eq!((ports, taken.addresses().collect::<Vec<_>>()), (vec![("web", 80)], vec!["10.0.0.1"]));
+        assert_eq!(taken.metadata.labels.get("app"), Some("x"));
+        let ports: Vec<_> = taken.ports.iter().map(|it| (&*it.name, it.container_port)).collect();
+        assert_eq!((ports, &*taken.addresses), (vec![("web", 80)], &["10.0.0.1".into()][..]));
         assert!(any.take().is_none());
     }
 
@@ -308,7 +286,7 @@ mod tests {
             {"type":"Hostname","address":"a"},{"type":"ExternalIP","address":"198.51.100.1"}]}}"#;
         let object = node(&serde_json::from_str(json).unwrap());
         assert_eq!((object.metadata.name.as_str(), object.metadata.uid.as_str()), ("a", "u"));
-        assert_eq!(object.metadata.labels["role"], "db");
+        assert_eq!(object.metadata.labels.get("role"), Some("db"));
         assert_eq!(object.metadata.creation_timestamp, "2026-01-02T03:04:05Z");
         let addresses: Vec<_> = object.status.addresses.iter().map(|it| it.address.as_str()).collect();
         assert_eq!(addresses, ["192.0.2.1", "198.51.100.1"]);

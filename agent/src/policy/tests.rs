@@ -227,7 +227,7 @@ fn namespace() -> Change {
 
 fn pod(name: &str) -> Change {
     let pod = json!({"metadata": {"namespace": "web", "name": name, "uid": name, "labels": {"app": name}}});
-    Change::Pod(serde_json::from_value(pod).unwrap())
+    Change::Pod(Arc::new(serde_json::from_value(pod).unwrap()))
 }
 
 /// Isolates the pods with a label.

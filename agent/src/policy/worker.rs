@@ -1,6 +1,7 @@
 //! The thread: takes what waits, compiles, writes, and answers.
 
 use std::{
+    collections::HashSet,
     mem,
     sync::{Arc, PoisonError},
     time::{Duration, Instant},
@@ -14,7 +15,6 @@ use super::{
     held::Held,
     inbox::{Answer, Local, Taken},
     install::{free_table, install},
-    queue::Queue,
     report::{self, Report},
     shared::{Progress, Shared},
 };
@@ -29,7 +29,7 @@ pub(super) struct Worker {
     shared: Arc<Shared>,
     report: Report,
     /// A complete state that is not compiled yet, with later changes.
-    pending: Option<Queue>,
+    pending: Option<Vec<Change>>,
     held: Held,
     is_live: bool,
     /// The maps have what is compiled.
@@ -128,15 +128,12 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let _turn = shared.turn();
         (self.not_before, self.retry_at) = (None, None);
-        if let Some(state) = state {
-            let mut pending = Queue::default();
-            pending.extend(state);
-            (self.pending, self.held, self.held_at) = (Some(pending), Held::default(), None);
+        if state.is_some() {
+            (self.pending, self.held, self.held_at) = (state, Held::default(), None);
         }
         match self.pending.take() {
             Some(mut pending) => {
-                // All interfaces are added below.
-                pending.extend(changes.into_iter().filter(|it| !is_of_endpoint(it)));
+                supersede(&mut pending, changes);
                 self.replace(pending);
             }
             None => self.change(changes),
@@ -153,7 +150,7 @@ impl Worker {
     }
 
     /// Compiles a complete state, and replaces all rows.
-    fn replace(&mut self, pending: Queue) {
+    fn replace(&mut self, pending: Vec<Change>) {
         let shared = Arc::clone(&self.shared);
         let endpoints = shared.inbox().endpoints();
         let subjects = shared.maps.subjects();
@@ -307,6 +304,17 @@ impl Worker {
             None if local.has_row => Answer::Admitted,
             None => Answer::Waiting,
         }
+    }
+}
+
+/// Adds later changes to a complete state, but those of interfaces: all of these are added when the state is
+/// compiled.
+fn supersede(state: &mut Vec<Change>, mut later: Vec<Change>) {
+    later.retain(|it| !is_of_endpoint(it));
+    if !later.is_empty() {
+        let objects: HashSet<_> = later.iter().map(Change::object).collect();
+        state.retain(|it| !objects.contains(&it.object()));
+        state.append(&mut later);
     }
 }
 

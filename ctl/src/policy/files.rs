@@ -126,15 +126,15 @@ impl Objects {
 
     fn add_pod(&mut self, mut object: Value) -> anyhow::Result<()> {
         self.mentioned.insert(named(&mut object, "Pod", Some("default"))?);
-        self.changes.push(Change::Pod(decode(&object)?));
+        self.changes.push(Change::Pod(Arc::new(decode(&object)?)));
         Ok(())
     }
 
     fn add_namespace(&mut self, mut object: Value) -> anyhow::Result<()> {
         named(&mut object, "Namespace", None)?;
-        let mut namespace: object::Namespace = decode(&object)?;
+        let mut namespace: Box<object::Namespace> = decode(&object)?;
         let name = namespace.metadata.name.clone();
-        namespace.metadata.labels.insert(NAME_LABEL.to_owned(), name.clone());
+        namespace.metadata.labels.insert(NAME_LABEL, &name);
         self.namespaces.insert(name);
         self.changes.push(Change::Namespace(namespace));
         Ok(())

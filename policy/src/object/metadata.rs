@@ -1,9 +1,9 @@
 //! Metadata, and the objects of which little more matters.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
+
+use super::labels::Labels;
 
 /// What names an object, and its labels.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
@@ -27,8 +27,8 @@ pub struct Metadata {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<String>,
     /// The labels.
-    #[serde(default, deserialize_with = "null", skip_serializing_if = "BTreeMap::is_empty")]
-    pub labels: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "null", skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// A policy of either API, not decoded yet.
@@ -154,7 +154,7 @@ mod tests {
         ] {
             let namespace = namespace(annotations);
             assert_eq!(namespace.is_audited, is_audited, "{annotations}");
-            assert_eq!((&*namespace.metadata.name, namespace.metadata.labels.len()), ("web", 1));
+            assert_eq!((&*namespace.metadata.name, namespace.metadata.labels.get("a")), ("web", Some("b")));
             let kept = serde_json::to_string(&namespace).unwrap();
             assert_eq!(serde_json::from_str::<Namespace>(&kept).unwrap(), namespace, "{kept}");
             assert_eq!(kept.contains("annotations"), is_audited, "{kept}");

@@ -14,6 +14,7 @@
 
 mod cluster_policy;
 mod fields;
+mod labels;
 mod metadata;
 mod network_policy;
 mod pod;
@@ -22,9 +23,10 @@ mod selector;
 mod service;
 
 pub use cluster_policy::cluster_network_policy;
+pub use labels::Labels;
 pub use metadata::{AUDIT, Metadata, Namespace, Node, NodeAddress, NodeStatus, PolicyObject};
 pub use network_policy::network_policy;
-pub use pod::{Container, ContainerPort, Pod, PodIp, PodSpec, PodStatus};
+pub use pod::{ContainerPort, Pod};
 pub use problem::{DecodeError, Effect, Problem};
 pub use service::{LoadBalancer, LoadBalancerIngress, Service, ServiceSpec, ServiceStatus};
 

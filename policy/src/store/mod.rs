@@ -186,7 +186,7 @@ impl Store {
     fn set_namespace(&mut self, namespace: &crate::object::Namespace, work: &mut Work) {
         let metadata = &namespace.metadata;
         let name = self.words.word(&metadata.name);
-        let labels = self.words.labels(&metadata.labels);
+        let labels = self.words.labels(metadata.labels.iter());
         let is_audited = namespace.is_audited;
         let new = Namespace { uid: metadata.uid.as_str().into(), labels, is_audited };
         if self.namespaces.get(&name).is_none_or(|old| *old != new) {

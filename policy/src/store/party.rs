@@ -63,8 +63,8 @@ const MAX_ADDRESSES: usize = 16;
 
 impl Store {
     pub(super) fn set_pod(&mut self, pod: &object::Pod, work: &mut Work) {
-        let ports = pod.ports().filter(|port| !port.name.is_empty()).filter_map(|port| {
-            let protocol = match port.protocol.as_str() {
+        let ports = pod.ports.iter().filter_map(|port| {
+            let protocol = match &*port.protocol {
                 "" | "TCP" => Protocol::Tcp,
                 "UDP" => Protocol::Udp,
                 "SCTP" => Protocol::Sctp,
@@ -75,16 +75,17 @@ impl Store {
         let ports = ports.take(MAX_PORTS).collect();
         let group = Group {
             namespace: Some(self.words.word(&pod.metadata.namespace)),
-            labels: self.words.labels(&pod.metadata.labels),
+            labels: self.words.labels(pod.metadata.labels.iter()),
             ports: self.words.ports(ports),
         };
-        let is_ignored = pod.is_terminal() || pod.spec.host_network;
+        let is_ignored = pod.is_terminal || pod.host_network;
         let kind = if is_ignored { Kind::Ignored } else { Kind::Pod };
-        self.set_party(&pod.metadata, kind, group, pod.addresses(), work);
+        let addresses = pod.addresses.iter().map(|it| &**it);
+        self.set_party(&pod.metadata, kind, group, addresses, work);
     }
 
     pub(super) fn set_node(&mut self, node: &object::Node, work: &mut Work) {
-        let labels = self.words.labels(&node.metadata.labels);
+        let labels = self.words.labels(node.metadata.labels.iter());
         let group = Group { namespace: None, labels, ports: self.words.ports(Vec::new()) };
         let addresses = node.status.addresses.iter().map(|it| it.address.as_str());
         self.set_party(&node.metadata, Kind::Node, group, addresses, work);

@@ -42,10 +42,7 @@ impl Words {
         self.words.get(text).cloned()
     }
 
-    pub(crate) fn labels<'a>(
-        &mut self,
-        labels: impl IntoIterator<Item = (&'a String, &'a String)>,
-    ) -> Labels {
+    pub(crate) fn labels<'a>(&mut self, labels: impl IntoIterator<Item = (&'a str, &'a str)>) -> Labels {
         let labels = labels.into_iter();
         let mut labels: Vec<_> = labels.map(|(key, value)| (self.word(key), self.word(value))).collect();
         labels.sort_unstable();
@@ -83,23 +80,20 @@ impl Words {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     #[test]
     fn equal_texts_and_labels_are_stored_once_and_dropped_when_unused() {
         let mut words = Words::default();
-        let labels = |value: &str| BTreeMap::from([("app".to_owned(), value.to_owned())]);
-        let kept = words.labels(&labels("kept"));
-        assert!(Arc::ptr_eq(&kept, &words.labels(&labels("kept"))));
+        let kept = words.labels([("app", "kept")]);
+        assert!(Arc::ptr_eq(&kept, &words.labels([("app", "kept")])));
         assert_eq!(words.word("app"), kept.first().unwrap().0);
         for job in 0..2 * MIN_SWEEP {
-            words.labels(&labels(&format!("job-{job}")));
+            words.labels([("app", &*format!("job-{job}"))]);
             words.sweep();
         }
         assert!(words.words.len() < MIN_SWEEP && words.labels.len() < MIN_SWEEP);
-        assert!(Arc::ptr_eq(&kept, &words.labels(&labels("kept"))));
+        assert!(Arc::ptr_eq(&kept, &words.labels([("app", "kept")])));
         assert!(words.find("job-0").is_none());
     }
 }

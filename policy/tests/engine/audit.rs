@@ -18,7 +18,7 @@ fn world() -> World {
 
 fn audited(world: &World, namespace: &str, is_audited: bool) -> Change {
     let Change::Namespace(it) = world.namespace(namespace) else { panic!() };
-    Change::Namespace(object::Namespace { is_audited, ..it })
+    Change::Namespace(object::Namespace { is_audited, ..*it }.into())
 }
 
 fn audits(engine: &Engine) -> [bool; 2] {

@@ -318,9 +318,9 @@ fn objects_of_any_json_do_not_panic_and_undecodable_ones_are_errors() {
     for _ in 0..5_000 {
         let mut pod = pod.clone();
         mutate(&mut rng, &mut pod);
-        if let Ok(pod) = serde_json::from_value(pod) {
+        if let Ok(pod) = serde_json::from_value::<object::Pod>(pod) {
             decoded += 1;
-            Compiler::default().apply([Change::Pod(pod)]).unwrap();
+            Compiler::default().apply([Change::Pod(pod.into())]).unwrap();
         }
     }
     assert!(decoded > 500, "{decoded}");

@@ -205,7 +205,7 @@ fn plugged_addresses_are_peers_before_the_status_lists_them() {
     thief.namespace = "elsewhere".to_owned();
     thief.created = "2030-01-01T00:00:00Z".to_owned();
     world.add_namespace("elsewhere", &[]);
-    engine.apply([world.namespace("elsewhere"), Change::Pod(thief.object("thief"))]);
+    engine.apply([world.namespace("elsewhere"), Change::Pod(thief.object("thief").into())]);
     assert!(allows(&engine));
 }
 
@@ -236,12 +236,13 @@ fn pods_in_the_network_of_their_node_are_no_peers() {
 #[test]
 fn ports_of_restartable_init_containers_count() {
     let mut world = world(json!({"ingress": [{"ports": [{"port": "side"}, {"port": "init"}]}]}));
-    let mut pod = world.pods["web/server"].object("web/server");
-    let containers = json!([{"restartPolicy": "Always", "ports": [{"name": "side", "containerPort": 81}]},
+    let mut pod = serde_json::to_value(world.pods["web/server"].object("web/server")).unwrap();
+    pod["spec"]["initContainers"] = json!([
+        {"restartPolicy": "Always", "ports": [{"name": "side", "containerPort": 81}]},
         {"ports": [{"name": "init", "containerPort": 82}]}]);
-    pod.spec.init_containers = serde_json::from_value(containers).unwrap();
+    let pod: ferrule_policy::object::Pod = serde_json::from_value(pod).unwrap();
     let mut engine = world.engine();
-    engine.apply([Change::Pod(pod)]);
+    engine.apply([Change::Pod(pod.into())]);
     let allows = |port| engine.allows(&world, world.end("web/client"), world.end("web/server"), (TCP, port));
     assert!(allows(81) && !allows(82));
     world.pods.clear();

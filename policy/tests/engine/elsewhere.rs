@@ -65,7 +65,7 @@ fn a_late_deletion_takes_no_address_from_its_new_owner() {
     world.pods.get_mut("second").unwrap().labels.clear();
     let mut third = world.pods["second"].clone();
     third.created = "2026-01-02T00:00:00Z".to_owned();
-    engine.apply([Change::Pod(successor.object("second"))]);
+    engine.apply([Change::Pod(successor.object("second").into())]);
     world.pods.insert("third".to_owned(), third);
     engine.apply([world.pod("third")]);
     assert!(!allows(&engine, &world), "a stale owner grants");

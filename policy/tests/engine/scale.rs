@@ -24,11 +24,11 @@ const ROUNDS: usize = 5;
 fn scale_of_a_large_cluster() {
     let start = resident();
     let mut compiler = Compiler::new(Table::A, Capacities::default());
-    let namespaces = (0..NAMESPACES).map(|i| Change::Namespace(namespace(i, "a")));
+    let namespaces = (0..NAMESPACES).map(|i| Change::Namespace(namespace(i, "a").into()));
     timed("namespaces", || compiler.apply(namespaces).unwrap().ops.len());
     let before = resident();
     for i in 0..PODS {
-        compiler.apply([Change::Pod(pod(i, "blue"))]).unwrap();
+        compiler.apply([Change::Pod(pod(i, "blue").into())]).unwrap();
     }
     println!("store: {} KiB, {} B each pod", (resident() - start) / 1024, (resident() - before) / PODS);
     let endpoints = (0..LOCAL).map(|i| {
@@ -41,8 +41,8 @@ fn scale_of_a_large_cluster() {
         timed("full compile: 1,000 policies, 500 endpoints", || compiler.apply(policies).unwrap().ops.len());
     println!("{ops} rows; {:?}; {} KiB in all", compiler.usage(), (resident() - start) / 1024);
     let everything = || {
-        let namespaces = (0..NAMESPACES).map(|i| Change::Namespace(namespace(i, "a")));
-        let pods = (0..PODS).map(|i| Change::Pod(pod(i, "blue")));
+        let namespaces = (0..NAMESPACES).map(|i| Change::Namespace(namespace(i, "a").into()));
+        let pods = (0..PODS).map(|i| Change::Pod(pod(i, "blue").into()));
         let endpoints = (0..LOCAL).map(|i| {
             let id = EndpointId(u32::try_from(i).unwrap());
             Change::Endpoint(Endpoint { id, uid: uid(i * 60), addresses: Vec::new() })
@@ -64,15 +64,15 @@ fn scale_of_a_large_cluster() {
         let [median, slowest] = [took[count / 2], took[count - 1]];
         println!("{what}: {median:?} and {} rows, of {count}; the slowest {slowest:?}", rows / count);
     };
-    let colours = |colour| (0..200).map(|i| Change::Pod(pod(i * 149, colour))).collect();
+    let colours = |colour| (0..200).map(|i| Change::Pod(pod(i * 149, colour).into())).collect();
     edit(&mut compiler, "label edit of a pod", colours("red"));
     edit(&mut compiler, "its reversal", colours("blue"));
-    let unseen = |i: usize| Change::Pod(pod(i * 7 % PODS, &format!("colour-{i}")));
+    let unseen = |i: usize| Change::Pod(pod(i * 7 % PODS, &format!("colour-{i}")).into());
     edit(&mut compiler, "one of many new labels", (0..4 * PODS).map(unseen).collect());
     edit(
         &mut compiler,
         "label edit of a namespace",
-        (0..100).map(|i| Change::Namespace(namespace(i * 17, "b"))).collect(),
+        (0..100).map(|i| Change::Namespace(namespace(i * 17, "b").into())).collect(),
     );
     let locals = (0..100).map(|i| policy(i * 7 + POLICIES)).collect();
     edit(&mut compiler, "new policy", locals);
@@ -83,7 +83,7 @@ fn scale_of_a_large_cluster() {
     );
     let gone = |i: usize| Change::PodGone { uid: uid(i * 60 + 1) };
     edit(&mut compiler, "deleted pod", (0..100).map(gone).collect());
-    edit(&mut compiler, "new pod", (0..100).map(|i| Change::Pod(pod(i * 60 + 1, "blue"))).collect());
+    edit(&mut compiler, "new pod", (0..100).map(|i| Change::Pod(pod(i * 60 + 1, "blue").into())).collect());
     println!("{:?}", compiler.usage());
 }
 
@@ -92,8 +92,8 @@ fn scale_of_a_large_cluster() {
 fn scale_of_a_large_policy() {
     let mut compiler = Compiler::new(Table::A, Capacities::default());
     let endpoint = Endpoint { id: EndpointId(1), uid: uid(0), addresses: Vec::new() };
-    let pods = (0..10).map(|i| Change::Pod(pod(i * NAMESPACES * REPLICAS, "blue")));
-    let others = [Change::Namespace(namespace(0, "a")), Change::Endpoint(endpoint), policy(0)];
+    let pods = (0..10).map(|i| Change::Pod(pod(i * NAMESPACES * REPLICAS, "blue").into()));
+    let others = [Change::Namespace(namespace(0, "a").into()), Change::Endpoint(endpoint), policy(0)];
     compiler.apply(others.into_iter().chain(pods)).unwrap();
     for _ in 0..ROUNDS {
         let text = timed("  encode", || large_policy().to_string());

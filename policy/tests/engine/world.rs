@@ -85,7 +85,7 @@ impl World {
     }
 
     pub fn pod(&self, uid: &str) -> Change {
-        Change::Pod(self.pods[uid].object(uid))
+        Change::Pod(self.pods[uid].object(uid).into())
     }
 
     pub fn node(&self, name: &str) -> Change {

@@ -30,8 +30,8 @@ fn compiler() -> Compiler {
         .apply([
             Change::Namespace(serde_json::from_value(json!({"metadata": {"name": "web"}})).unwrap()),
             Change::Policy(Arc::new(object::network_policy(&policy))),
-            Change::Pod(pod("front", "10.1.0.2")),
-            Change::Pod(pod("client", "10.2.0.2")),
+            Change::Pod(pod("front", "10.1.0.2").into()),
+            Change::Pod(pod("client", "10.2.0.2").into()),
             Change::HostAddresses(HOST.map(|it| it.parse().unwrap()).to_vec()),
             Change::Endpoint(Endpoint { id: EndpointId(7), uid: "front".to_owned(), addresses: Vec::new() }),
             // Another interface of the same pod.

@@ -169,9 +169,9 @@ impl Feed {
     fn add_peers(self: &Arc<Self>, watches: &Watches, generation: u64) {
         let scope = |name, path| Scope { name, path, selector: None };
         let namespaces = scope(NAMESPACES, "/api/v1/namespaces");
-        let read = |object: &Namespace| Some(Change::Namespace(object.clone()));
+        let read = |object: &Namespace| Some(Change::Namespace(Box::new(object.clone())));
         watches.add(namespaces, self.channel(Kind::Namespace, Some(generation), read));
-        let read = |object: &Service| Some(Change::Service(object.clone()));
+        let read = |object: &Service| Some(Change::Service(Box::new(object.clone())));
         let services = scope(SERVICES, "/api/v1/services");
         watches.add(services, self.channel(Kind::Service, Some(generation), read));
         let pods =

@@ -38,7 +38,7 @@ pub(super) enum Kind {
 /// A change of one kind.
 #[derive(Debug)]
 pub(super) enum News {
-    Applied { key: ObjectKey, uid: String, change: Box<Change> },
+    Applied { key: ObjectKey, uid: String, change: Change },
     Gone { key: ObjectKey, uid: String },
     Listed,
 }
@@ -48,7 +48,7 @@ pub(super) enum News {
 pub(super) enum Order {
     Expect(String),
     Replace(Vec<Change>),
-    Submit(Box<Change>),
+    Submit(Change),
 }
 
 /// What to watch besides policies and nodes.
@@ -107,8 +107,8 @@ pub(super) enum Phase {
 #[derive(Debug, Default)]
 struct List {
     is_listed: bool,
-    /// What the enforcer does not have yet, with UIDs.
-    held: HashMap<ObjectKey, (String, Box<Change>)>,
+    /// What the enforcer does not have yet.
+    held: HashMap<ObjectKey, Change>,
 }
 
 /// 500 nodes list their peers in a second.
@@ -151,7 +151,7 @@ impl State {
                 if passes {
                     orders.push(Order::Submit(change));
                 } else {
-                    list.held.insert(key, (uid, change));
+                    list.held.insert(key, change);
                 }
             }
             News::Gone { key, uid } => {
@@ -160,11 +160,12 @@ impl State {
                     self.policies.remove(&id);
                 }
                 let (_, key) = id;
-                if list.held.get(&key).is_some_and(|(known, _)| *known == uid) {
+                let gone = kind.gone(&key, uid);
+                if list.held.get(&key).is_some_and(|held| held.object() == gone.object()) {
                     list.held.remove(&key);
                 }
                 if passes {
-                    orders.push(Order::Submit(Box::new(kind.gone(&key, uid))));
+                    orders.push(Order::Submit(gone));
                 }
             }
             News::Listed => {
@@ -192,7 +193,7 @@ impl State {
         let news = match change {
             Watched::Applied(node) => {
                 self.nodes.insert(node.key.clone(), Arc::clone(node));
-                (self.phase == Phase::Enforcing).then(|| Change::Node(objects::node(node)))
+                (self.phase == Phase::Enforcing).then(|| Change::Node(Box::new(objects::node(node))))
             }
             Watched::Gone { key, uid } => {
                 if self.nodes.get(key).is_some_and(|node| *node.uid == **uid) {
@@ -206,7 +207,7 @@ impl State {
             }
         };
         let news = news.filter(|_| self.phase == Phase::Enforcing);
-        self.step(news.map(|it| Order::Submit(Box::new(it))).into_iter().collect())
+        self.step(news.map(Order::Submit).into_iter().collect())
     }
 
     pub(super) fn set_own_addresses(&mut self, addresses: &[IpAddr]) -> Vec<Order> {
@@ -214,7 +215,7 @@ impl State {
             return Vec::new();
         }
         self.own = Some(addresses.to_vec());
-        let change = || Order::Submit(Box::new(Change::HostAddresses(addresses.to_vec())));
+        let change = || Order::Submit(Change::HostAddresses(addresses.to_vec()));
         self.step((self.phase == Phase::Enforcing).then(change).into_iter().collect())
     }
 
@@ -319,8 +320,8 @@ impl State {
         }
         self.expected = Vec::new();
         self.phase = Phase::Enforcing;
-        let mut all: Vec<_> = self.lists.values_mut().flat_map(List::take).map(|it| *it).collect();
-        all.extend(self.nodes.values().map(|node| Change::Node(objects::node(node))));
+        let mut all: Vec<_> = self.lists.values_mut().flat_map(List::take).collect();
+        all.extend(self.nodes.values().map(|node| Change::Node(Box::new(objects::node(node)))));
         all.push(Change::HostAddresses(self.own.clone().unwrap_or_default()));
         vec![Order::Replace(all)]
     }
@@ -342,8 +343,8 @@ impl State {
 // === impl List ===
 
 impl List {
-    fn take(&mut self) -> impl Iterator<Item = Box<Change>> + use<> {
-        take(&mut self.held).into_values().map(|(_, change)| change)
+    fn take(&mut self) -> impl Iterator<Item = Change> + use<> {
+        take(&mut self.held).into_values()
     }
 }
 

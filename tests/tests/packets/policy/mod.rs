@@ -15,7 +15,10 @@ mod services;
 mod tiers;
 mod upstream;
 
-use std::ops::{Deref, DerefMut};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
 
 use agent_common::{
     DropReason,
@@ -88,11 +91,11 @@ fn pod(name: &str, v4: Ipv4Address, v6: Option<Ipv6Address>) -> anyhow::Result<C
     let v6 = v6.map(|it| json!({"ip": std::net::Ipv6Addr::from(it)}));
     let addresses: Vec<_> = [v4].into_iter().chain(v6).collect();
     let port = if name == "b" { 8080 } else { 80 };
-    Ok(Change::Pod(serde_json::from_value(json!({
+    Ok(Change::Pod(Arc::new(serde_json::from_value(json!({
         "metadata": {"namespace": "default", "name": name, "uid": name, "labels": {"app": name}},
         "spec": {"containers": [{"ports": [{"name": "web", "protocol": "TCP", "containerPort": port}]}]},
         "status": {"phase": "Running", "podIPs": addresses},
-    }))?))
+    }))?)))
 }
 
 fn endpoint(name: &str, pod: Pod) -> Change {

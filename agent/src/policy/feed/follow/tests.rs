@@ -67,7 +67,7 @@ fn object(uid: &str) -> PolicyObject {
 }
 
 fn policy() -> News {
-    let change = Box::new(Change::Policy(Arc::new(network_policy(&object("1")))));
+    let change = Change::Policy(Arc::new(network_policy(&object("1"))));
     News::Applied { key: ObjectKey::new("n", "p"), uid: "1".to_owned(), change }
 }
 

@@ -34,7 +34,7 @@ fn change(kind: Kind, name: &str, uid: &str) -> Change {
             Change::Policy(Arc::new(cluster_network_policy(&serde_json::from_str(&json).unwrap()).unwrap()))
         }
         Kind::Namespace => Change::Namespace(serde_json::from_str(&json).unwrap()),
-        Kind::Pod => Change::Pod(serde_json::from_str(&json).unwrap()),
+        Kind::Pod => Change::Pod(Arc::new(serde_json::from_str(&json).unwrap())),
         Kind::Service => Change::Service(serde_json::from_str(&json).unwrap()),
     }
 }
@@ -106,8 +106,7 @@ impl Test {
     }
 
     fn set(&mut self, kind: Kind, name: &str, uid: &str) {
-        let news =
-            News::Applied { key: key(name), uid: uid.to_owned(), change: Box::new(change(kind, name, uid)) };
+        let news = News::Applied { key: key(name), uid: uid.to_owned(), change: change(kind, name, uid) };
         let orders = self.state.apply(kind, self.generation(kind), news);
         self.note(orders);
     }
@@ -341,11 +340,8 @@ fn news_of_a_watch_that_is_being_stopped_are_ignored() {
     let mut test = Test::open();
     test.set(Kind::NetworkPolicy, "n/p", "1");
     test.gone(Kind::NetworkPolicy, "n/p", "1");
-    let news = || News::Applied {
-        key: key("n/a"),
-        uid: "2".to_owned(),
-        change: Box::new(change(Kind::Pod, "n/a", "2")),
-    };
+    let news =
+        || News::Applied { key: key("n/a"), uid: "2".to_owned(), change: change(Kind::Pod, "n/a", "2") };
     assert!(test.state.apply(Kind::Pod, Some(1), news()).is_empty());
     test.set(Kind::NetworkPolicy, "n/p", "3");
     assert_eq!(test.state.wanted(), Wanted::Gather(2));
