@@ -4,7 +4,10 @@
 
 use std::{
     borrow::Borrow,
-    collections::{BTreeMap, btree_map},
+    collections::{
+        BTreeMap,
+        btree_map::{self, Entry},
+    },
     ops::RangeBounds,
 };
 
@@ -21,6 +24,15 @@ pub(crate) struct Map<K, V> {
 /// A set with an undo log.
 #[derive(Debug, Clone)]
 pub(crate) struct Set<K>(Map<K, ()>);
+
+/// What [`Map::put`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Put {
+    Changed,
+    Unchanged,
+    /// Nothing: there is no room for another entry.
+    Full,
+}
 
 /// By so many entries a map may grow before its nodes are filled again, besides a quarter of its size.
 const SLACK: usize = 256;
@@ -60,6 +72,27 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
         let earlier = self.entries.insert(key.clone(), value);
         self.undo.push((key, earlier.clone()));
         earlier
+    }
+
+    /// Sets or removes an entry. A map with so many entries gets no further one.
+    pub(crate) fn put(&mut self, key: &K, value: Option<&V>, capacity: usize) -> Put
+    where
+        V: PartialEq,
+    {
+        let is_full = self.len() >= capacity;
+        let earlier = match (self.entries.entry(key.clone()), value) {
+            (Entry::Vacant(_), None) => return Put::Unchanged,
+            (Entry::Vacant(_), Some(_)) if is_full => return Put::Full,
+            (Entry::Vacant(place), Some(value)) => {
+                place.insert(value.clone());
+                None
+            }
+            (Entry::Occupied(place), Some(value)) if place.get() == value => return Put::Unchanged,
+            (Entry::Occupied(mut place), Some(value)) => Some(place.insert(value.clone())),
+            (Entry::Occupied(place), None) => Some(place.remove()),
+        };
+        self.undo.push((key.clone(), earlier));
+        Put::Changed
     }
 
     pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
@@ -119,7 +152,7 @@ impl<K: Ord + Clone> Set<K> {
 
     /// Whether the key is new.
     pub(crate) fn insert(&mut self, key: K) -> bool {
-        let btree_map::Entry::Vacant(place) = self.0.entries.entry(key) else { return false };
+        let Entry::Vacant(place) = self.0.entries.entry(key) else { return false };
         self.0.undo.push((place.key().clone(), None));
         place.insert(());
         true
@@ -224,6 +257,21 @@ mod tests {
         assert_eq!(add(0..8 * SLACK), 8 * SLACK);
         assert_eq!(add(8 * SLACK..11 * SLACK), 8 * SLACK);
         assert_eq!(add(11 * SLACK..12 * SLACK), 12 * SLACK);
+    }
+
+    #[test]
+    fn what_is_put_changes_something_or_not_or_does_not_fit_and_is_taken_back() {
+        let mut map = Map::default();
+        let mut put = |key, value: Option<i32>| map.put(&key, value.as_ref(), 2);
+        assert_eq!([put("a", Some(1)), put("b", Some(2))], [Put::Changed; 2]);
+        assert_eq!([put("a", Some(1)), put("c", None)], [Put::Unchanged; 2]);
+        assert_eq!(put("c", Some(3)), Put::Full);
+        map.commit();
+        let mut put = |key, value: Option<i32>| map.put(&key, value.as_ref(), 2);
+        assert_eq!([put("a", Some(4)), put("b", None), put("c", Some(3))], [Put::Changed; 3]);
+        assert_eq!(map.iter().collect::<Vec<_>>(), [(&"a", &4), (&"c", &3)]);
+        map.rollback();
+        assert_eq!(map.iter().collect::<Vec<_>>(), [(&"a", &1), (&"b", &2)]);
     }
 
     #[test]

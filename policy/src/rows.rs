@@ -4,7 +4,10 @@
 
 use std::{ops::Bound, sync::Arc};
 
-use crate::{Addr, Mask, Prefix, Resource, journal::Map};
+use crate::{
+    Addr, Mask, Prefix, Resource,
+    journal::{Map, Put},
+};
 
 /// The number of a class: the addresses for which the same predicates are true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -259,25 +262,20 @@ impl Op {
 impl Rows {
     /// Applies one change.
     pub fn apply(&mut self, op: &Op) {
-        self.set(op);
+        self.put(op, usize::MAX);
         self.commit();
     }
 
-    pub(crate) fn set(&mut self, op: &Op) {
-        fn put<K: Ord + Clone, V: Clone>(map: &mut Map<K, V>, key: &K, value: Option<&V>) {
-            match value {
-                Some(value) => map.insert(key.clone(), value.clone()),
-                None => map.remove(key),
-            };
-        }
+    /// Makes one change. A map with so many rows gets no further one.
+    pub(crate) fn put(&mut self, op: &Op, capacity: usize) -> Put {
         match op {
-            Op::Peer(key, value) => put(&mut self.peers, key, value.as_ref()),
-            Op::Block(key, value) => put(&mut self.blocks, key, value.as_ref()),
-            Op::Ruleset(key, value) => put(&mut self.rulesets, key, value.as_ref()),
-            Op::Rule(key, value) => put(&mut self.rules, key, value.as_ref()),
-            Op::Named(key, value) => put(&mut self.named, key, value.as_ref()),
-            Op::Port(key, value) => put(&mut self.ports, key, value.as_ref()),
-            Op::Endpoint(key, value) => put(&mut self.endpoints, key, value.as_ref()),
+            Op::Peer(key, value) => self.peers.put(key, value.as_ref(), capacity),
+            Op::Block(key, value) => self.blocks.put(key, value.as_ref(), capacity),
+            Op::Ruleset(key, value) => self.rulesets.put(key, value.as_ref(), capacity),
+            Op::Rule(key, value) => self.rules.put(key, value.as_ref(), capacity),
+            Op::Named(key, value) => self.named.put(key, value.as_ref(), capacity),
+            Op::Port(key, value) => self.ports.put(key, value.as_ref(), capacity),
+            Op::Endpoint(key, value) => self.endpoints.put(key, value.as_ref(), capacity),
         }
     }
 

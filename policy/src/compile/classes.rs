@@ -74,6 +74,7 @@ impl Classes {
         self.naming.range(range).map(|(_, class)| *class)
     }
 
+    /// Adds a class, which has to get a member.
     pub(crate) fn add(&mut self, key: Arc<ClassKey>) -> ClassId {
         let id = loop {
             self.next = self.next.wrapping_add(1).max(1);
@@ -81,7 +82,6 @@ impl Classes {
                 break ClassId(self.next);
             }
         };
-        self.empty.insert(id);
         self.index(id, &key, true);
         self.ids.insert(key.clone(), id);
         self.keys.insert(id, key);

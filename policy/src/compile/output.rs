@@ -2,6 +2,7 @@
 
 use crate::{
     Capacities, PolicyId, Refused, Resource,
+    journal::Put,
     rows::{ClassId, Delta, NamedKey, Op, PortKey, Rows, RuleKey, RulesetId},
 };
 
@@ -41,25 +42,22 @@ impl Output {
 
     /// Sets or removes a row, if that changes anything. Rows above the capacity are only counted.
     pub(crate) fn emit(&mut self, op: Op) {
-        let (is_new, changes) = self.compare(&op);
-        if !changes {
-            return;
-        }
-        if is_new {
-            let resource = Resource::of(&op);
-            let (used, capacity) = self.usage(resource);
-            match &mut self.refused {
-                Some(refused) if refused.resource == resource => return refused.needed += 1,
-                None if used >= capacity => {
-                    let policy = self.blame.clone();
-                    self.refused = Some(Refused { resource, needed: used + 1, capacity, policy });
-                    return;
-                }
-                _ => {}
+        let resource = Resource::of(&op);
+        let (used, capacity) = self.usage(resource);
+        let room = match &self.refused {
+            None => capacity,
+            Some(refused) if refused.resource == resource => 0,
+            Some(_) => usize::MAX,
+        };
+        match (self.rows.put(&op, room), &mut self.refused) {
+            (Put::Changed, _) => self.delta.ops.push(op),
+            (Put::Unchanged, _) => {}
+            (Put::Full, Some(refused)) => refused.needed += 1,
+            (Put::Full, None) => {
+                let policy = self.blame.clone();
+                self.refused = Some(Refused { resource, needed: used + 1, capacity, policy });
             }
         }
-        self.rows.set(&op);
-        self.delta.ops.push(op);
     }
 
     /// Removes all rows of a ruleset.
@@ -118,22 +116,5 @@ impl Output {
             Resource::Matches => capacities.matches,
         };
         (self.rows.count(resource), capacity)
-    }
-
-    /// Whether a change adds a row, and whether it changes anything.
-    fn compare(&self, op: &Op) -> (bool, bool) {
-        fn of<V: PartialEq>(old: Option<&V>, new: Option<&V>) -> (bool, bool) {
-            (old.is_none() && new.is_some(), old != new)
-        }
-        let rows = &self.rows;
-        match op {
-            Op::Peer(key, new) => of(rows.peers.get(key), new.as_ref()),
-            Op::Block(key, new) => of(rows.blocks.get(key), new.as_ref()),
-            Op::Ruleset(key, new) => of(rows.rulesets.get(key), new.as_ref()),
-            Op::Rule(key, new) => of(rows.rules.get(key), new.as_ref()),
-            Op::Named(key, new) => of(rows.named.get(key), new.as_ref()),
-            Op::Port(key, new) => of(rows.ports.get(key), new.as_ref()),
-            Op::Endpoint(key, new) => of(rows.endpoints.get(key), new.as_ref()),
-        }
     }
 }

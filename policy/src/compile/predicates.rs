@@ -43,7 +43,9 @@ impl Predicates {
         blocks: &mut Blocks,
         work: &mut Work,
     ) -> PredicateId {
-        let id = self.id(predicate).unwrap_or_else(|| self.add(predicate, store, blocks, work));
+        let digest = Digest::of(&**predicate);
+        let id = self.find(digest, predicate);
+        let id = id.unwrap_or_else(|| self.add(digest, predicate, store, blocks, work));
         self.asked_by.insert((id, ruleset));
         id
     }
@@ -113,7 +115,10 @@ impl Predicates {
     }
 
     pub(crate) fn id(&self, predicate: &Arc<Predicate>) -> Option<PredicateId> {
-        let digest = Digest::of(&**predicate);
+        self.find(Digest::of(&**predicate), predicate)
+    }
+
+    fn find(&self, digest: Digest, predicate: &Arc<Predicate>) -> Option<PredicateId> {
         let mut ids =
             self.ids.range((digest, PredicateId::MIN)..=(digest, PredicateId::MAX)).map(|(_, id)| *id);
         ids.find(|id| self.predicates.get(id) == Some(predicate))
@@ -172,6 +177,7 @@ impl Predicates {
 
     fn add(
         &mut self,
+        digest: Digest,
         predicate: &Arc<Predicate>,
         store: &Store,
         blocks: &mut Blocks,
@@ -179,7 +185,7 @@ impl Predicates {
     ) -> PredicateId {
         let id = self.fresh();
         self.predicates.insert(id, predicate.clone());
-        self.ids.insert((Digest::of(&**predicate), id));
+        self.ids.insert((digest, id));
         for anchor in anchors(predicate) {
             self.anchors.insert((anchor, id));
         }

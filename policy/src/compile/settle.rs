@@ -4,7 +4,7 @@
 //! the larger part of a class keeps the class's number, and only the smaller part moves.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     mem::take,
     sync::Arc,
 };
@@ -40,8 +40,11 @@ pub(super) enum Place {
     Edge(Prefix),
 }
 
-/// The moves out of a class, by the new key.
-type Moves = BTreeMap<Arc<ClassKey>, Vec<Place>>;
+/// What moves to a key, each from a class.
+type Arrivals = BTreeMap<Arc<ClassKey>, Vec<(Option<ClassId>, Place)>>;
+
+/// The moves out of a class, in the order of the new keys.
+type Moves = Vec<(Arc<ClassKey>, Vec<Place>)>;
 
 // === impl Compiler ===
 
@@ -54,9 +57,8 @@ impl Compiler {
         let addresses = take(&mut work.addresses).into_iter().map(Place::Address);
         let edges = take(&mut self.blocks.dirty).into_iter().map(Place::Edge);
         let mut moved = Moved::default();
-        let mut from: BTreeMap<Option<ClassId>, Moves> = BTreeMap::new();
+        let mut to = Arrivals::new();
         let mut matches = self.classes.matches();
-        let mut new_keys: BTreeSet<Arc<ClassKey>> = BTreeSet::new();
         for place in addresses.chain(edges) {
             let (old, new) = (self.class_of(place), self.key_of(place));
             let old_key = old.and_then(|id| self.classes.key(id)).cloned();
@@ -74,28 +76,33 @@ impl Compiler {
                 moved.keys.insert((old_key, new.clone()));
             }
             match new {
-                Some(new) => {
-                    if self.classes.id(&new).is_none() && new_keys.insert(new.clone()) {
-                        matches += new.predicates.len();
-                        self.out.may_match(matches)?;
+                Some(new) => match to.entry(new) {
+                    Entry::Occupied(mut arrivals) => arrivals.get_mut().push((old, place)),
+                    Entry::Vacant(first) => {
+                        if self.classes.id(first.key()).is_none() {
+                            matches += first.key().predicates.len();
+                            self.out.may_match(matches)?;
+                        }
+                        first.insert(vec![(old, place)]);
                     }
-                    from.entry(old).or_default().entry(new).or_default().push(place);
-                }
+                },
                 None => moved.gone.push(place),
             }
         }
+        let from = departures(to);
         let leaving: BTreeSet<_> = from.keys().copied().collect();
         for (old, mut moves) in from {
-            let largest = moves.iter().max_by_key(|(_, places)| places.len()).map(|(key, _)| key.clone());
-            let kept = old.zip(largest).filter(|(old, key)| self.may_rename(*old, key, &moves, &leaving));
-            let places = kept.as_ref().and_then(|(_, key)| moves.remove(key));
+            let largest = moves.iter().enumerate().max_by_key(|(_, (_, places))| places.len());
+            let kept = old.zip(largest).filter(|(old, (_, moved))| self.may_rename(*old, moved, &leaving));
+            let kept = kept.map(|(old, (at, _))| (old, at));
+            let kept = kept.map(|(old, at)| (old, moves.remove(at)));
             // The rows of all classes first: rows of one map can be written by one system call.
             let moves: Vec<_> =
                 moves.into_iter().map(|(key, places)| (self.class_for(&key), key.is_pod, places)).collect();
             for (class, is_pod, places) in moves {
                 places.into_iter().for_each(|place| self.put(place, class, is_pod));
             }
-            if let Some(((class, key), places)) = kept.zip(places) {
+            if let Some((class, (key, places))) = kept {
                 self.rename(class, &key, places);
             }
         }
@@ -119,12 +126,11 @@ impl Compiler {
     fn may_rename(
         &self,
         class: ClassId,
-        key: &Arc<ClassKey>,
-        moves: &Moves,
+        (key, places): &(Arc<ClassKey>, Vec<Place>),
         leaving: &BTreeSet<Option<ClassId>>,
     ) -> bool {
         let Some(old) = self.classes.key(class) else { return false };
-        let count = moves.get(key).map_or(0, Vec::len);
+        let count = places.len();
         let existing = self.classes.id(key);
         // The rows of named ports are several, so that they cannot be changed at once.
         old.is_pod == key.is_pod
@@ -247,4 +253,19 @@ impl Compiler {
         let edges = self.out.rows.blocks.iter().filter(move |(_, id)| **id == class);
         peers.map(|(addr, _)| Place::Address(*addr)).chain(edges.map(|(prefix, _)| Place::Edge(*prefix)))
     }
+}
+
+/// The moves by the class from which they lead.
+fn departures(to: Arrivals) -> BTreeMap<Option<ClassId>, Moves> {
+    let mut from: BTreeMap<Option<ClassId>, Moves> = BTreeMap::new();
+    for (key, arrivals) in to {
+        for (old, place) in arrivals {
+            let moves = from.entry(old).or_default();
+            match moves.last_mut() {
+                Some((last, places)) if Arc::ptr_eq(last, &key) => places.push(place),
+                _ => moves.push((key.clone(), vec![place])),
+            }
+        }
+    }
+    from
 }
