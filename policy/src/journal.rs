@@ -107,12 +107,15 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
         self.packed = self.packed.min(self.len());
     }
 
-    /// Fills the nodes, if the map has grown: keys that arrive in order leave each node half empty.
-    pub(crate) fn pack(&mut self) {
-        if self.len() > self.packed + self.packed / 4 + SLACK {
+    /// Fills the nodes, if the map has grown: keys that arrive in order leave each node half empty. Returns
+    /// whether it has.
+    pub(crate) fn pack(&mut self) -> bool {
+        let has_grown = self.len() > self.packed + self.packed / 4 + SLACK;
+        if has_grown {
             self.entries = std::mem::take(&mut self.entries).into_iter().collect();
             self.packed = self.len();
         }
+        has_grown
     }
 
     pub(crate) fn rollback(&mut self) {
@@ -167,8 +170,8 @@ impl<K: Ord + Clone> Set<K> {
         self.0.commit();
     }
 
-    pub(crate) fn pack(&mut self) {
-        self.0.pack();
+    pub(crate) fn pack(&mut self) -> bool {
+        self.0.pack()
     }
 
     pub(crate) fn rollback(&mut self) {
@@ -190,8 +193,12 @@ macro_rules! journaled {
                 $(self.$field.commit();)*
             }
 
-            pub(crate) fn pack(&mut self) {
-                $(self.$field.pack();)*
+            /// Packs the first that has grown. Returns whether one has.
+            pub(crate) fn pack(&mut self) -> bool {
+                $(if self.$field.pack() {
+                    return true;
+                })*
+                false
             }
 
             pub(crate) fn rollback(&mut self) {
@@ -251,7 +258,8 @@ mod tests {
         let mut add = |entries: std::ops::Range<usize>| {
             entries.for_each(|n| assert!(map.insert(n, n).is_none()));
             map.commit();
-            map.pack();
+            assert_eq!(map.pack(), map.packed == map.len());
+            assert!(!map.pack(), "once");
             map.packed
         };
         assert_eq!(add(0..8 * SLACK), 8 * SLACK);

@@ -42,8 +42,8 @@ pub(super) struct Worker {
     /// Held changes are offered again then.
     held_at: Option<Instant>,
     held_pause: Duration,
-    /// The allocator may keep what this thread has freed.
-    has_freed: bool,
+    /// Memory goes back to the kernel after so long without a change; none while there is none to give back.
+    rest: Option<Duration>,
 }
 
 const BACKOFF: Policy = Policy::new(Duration::from_millis(200), Duration::from_secs(30))
@@ -61,6 +61,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const LOOK_SOON: Duration = Duration::from_millis(50);
 /// Without a change for so long, free memory goes back to the kernel: changes seldom come alone.
 const QUIET: Duration = Duration::from_secs(1);
+/// Between two steps of that.
+const BETWEEN_STEPS: Duration = Duration::from_millis(1);
 /// Without anything to do.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -80,7 +82,7 @@ impl Worker {
             retry_at: None,
             held_at: None,
             held_pause: HELD_PAUSE,
-            has_freed: false,
+            rest: None,
         }
     }
 
@@ -112,16 +114,24 @@ impl Worker {
             if inbox.state.is_some() || has_news || due.is_some_and(|due| due.is_zero()) {
                 return inbox.take();
             }
-            let rest = self.has_freed.then_some(QUIET);
-            let wait = due.into_iter().chain(looks).chain(rest).min().unwrap_or(IDLE);
+            let wait = due.into_iter().chain(looks).chain(self.rest).min().unwrap_or(IDLE);
             let waited = shared.arrived.wait_timeout(inbox, wait).unwrap_or_else(PoisonError::into_inner);
-            let is_quiet = waited.1.timed_out() && wait >= QUIET;
+            let is_quiet = waited.1.timed_out() && self.rest.is_some_and(|rest| wait >= rest);
             drop(waited);
-            if is_quiet && mem::take(&mut self.has_freed) {
-                shared.compiler().pack();
-                memory::release();
+            if is_quiet {
+                self.give_back();
             }
         }
+    }
+
+    /// Takes one step, so that a change which has come meanwhile waits for no other.
+    fn give_back(&mut self) {
+        self.rest = if self.shared.compiler().pack() {
+            Some(BETWEEN_STEPS)
+        } else {
+            memory::release();
+            None
+        };
     }
 
     fn turn(&mut self, Taken { state, changes }: Taken) {
@@ -146,7 +156,7 @@ impl Worker {
             *it = Progress { is_live, is_written, policies: usage.policies, turns: it.turns + 1 };
         });
         self.answer();
-        self.has_freed = true;
+        self.rest = Some(QUIET);
     }
 
     /// Compiles a complete state, and replaces all rows.

@@ -132,14 +132,15 @@ impl Compiler {
         result.map(|()| delta)
     }
 
-    /// Gives back memory after large changes, which takes time.
-    pub fn pack(&mut self) {
-        self.store.pack();
-        self.predicates.pack();
-        self.blocks.pack();
-        self.classes.pack();
-        self.rulesets.pack();
-        self.out.rows.pack();
+    /// Gives back memory after large changes, of one map at a time: all of them take longer than a change
+    /// should wait. Returns whether more may follow.
+    pub fn pack(&mut self) -> bool {
+        self.store.pack()
+            || self.predicates.pack()
+            || self.blocks.pack()
+            || self.classes.pack()
+            || self.rulesets.pack()
+            || self.out.rows.pack()
     }
 
     /// The table of the rows.

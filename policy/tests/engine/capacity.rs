@@ -317,6 +317,22 @@ fn peers_that_match_too_much_are_refused_before_they_take_memory() {
 }
 
 #[test]
+fn memory_is_given_back_in_several_steps_which_change_no_row() {
+    let mut world = world();
+    for i in 0..600 {
+        let address = format!("10.1.{}.{}", i / 250, i % 250 + 1);
+        world.add_pod("web", &format!("other{i}"), &address, &[("app", "app2")]);
+    }
+    let mut engine = world.engine();
+    let rows: Vec<_> = engine.compiler.rows().all().collect();
+    let steps = (0..100).take_while(|_| engine.compiler.pack()).count();
+    assert!((2..100).contains(&steps), "{steps}");
+    assert!(!engine.compiler.pack() && engine.compiler.rows().all().eq(rows));
+    engine.apply([world.pod("web/other7")]);
+    assert!(!engine.compiler.pack(), "after a small change");
+}
+
+#[test]
 fn the_blocks_of_a_rule_need_one_class_and_one_row_of_rules() {
     let world = world();
     let mut engine = world.engine();
