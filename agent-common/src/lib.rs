@@ -21,7 +21,7 @@ mod vif;
 
 pub use counters::{Counters, DropReason, Dropped, Drops, Passed, Traffic, Volume};
 pub use flow::{Flow, FlowKey, RingKey};
-pub use node::{NodeEntry, NodeKey, UnderlayEntry, UnderlayKey};
+pub use node::{NodeEntry, NodeKey, PrefixLen, UnderlayEntry, UnderlayKey};
 pub use skb::SkbFields;
 pub use vif::{Endpoint, EndpointKey, VifEntry, VifKey};
 

@@ -22,7 +22,7 @@ pub const POLICY_MAPS: [&str; 12] = [
 ];
 
 /// The other maps.
-pub const OTHER_MAPS: [&str; 18] = [
+pub const OTHER_MAPS: [&str; 20] = [
     "VIFS",
     "ENDPOINTS",
     "VIF_TRAFFIC",
@@ -30,6 +30,8 @@ pub const OTHER_MAPS: [&str; 18] = [
     "STACK_FLOWS",
     "FLOW_RINGS",
     "NODES",
+    "NODE_PREFIXES",
+    "NODE_LENGTHS",
     "UNDERLAY",
     "TUNNEL_FLOWS",
     "LINK_COUNTERS",

@@ -1,7 +1,8 @@
-//! Keys and values of `NODES`, which node of the cluster an address belongs to, and of `UNDERLAY`, how the
-//! tunnel's packets get there.
+//! Keys and values of `NODES`, which node of the cluster an address belongs to, of the index of its rows, and
+//! of `UNDERLAY`, how the tunnel's packets get there.
 
-/// Key of `NODES`: a prefix. A look-up finds the longest one that contains an address.
+/// Key of `NODES`: a prefix. A look-up finds the longest one that contains an address. Key of
+/// `NODE_PREFIXES`, too, where a look-up finds this prefix only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct NodeKey {
@@ -27,6 +28,17 @@ pub struct NodeEntry {
     pub ifindex: u32,
     /// The largest packet that gets to the node's pods, in bytes without the Ethernet header.
     pub mtu: u32,
+}
+
+/// Value of `NODE_LENGTHS`: which rows of `NODES` the programs find in the index `NODE_PREFIXES`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(4))]
+pub struct PrefixLen {
+    /// Of the ranges in the index, as in [`NodeKey`]; 0 if none is to be looked up there.
+    pub prefix_len: u8,
+    /// Not 0 if the index has all ranges and addresses of the family.
+    pub is_complete: u8,
+    pub reserved: [u8; 2],
 }
 
 /// Key of `UNDERLAY`.
@@ -59,6 +71,15 @@ const _: () = assert!(size_of::<UnderlayKey>() == 4);
 const _: () = assert!(size_of::<UnderlayEntry>() == 20);
 const _: () = assert!(size_of::<NodeKey>() == 20);
 const _: () = assert!(size_of::<NodeEntry>() == 32);
+const _: () = assert!(size_of::<PrefixLen>() == 4);
+
+// === impl PrefixLen ===
+
+impl PrefixLen {
+    /// Keys in `NODE_LENGTHS`.
+    pub const IPV4: u32 = 0;
+    pub const IPV6: u32 = 1;
+}
 
 // === impl NodeEntry ===
 
@@ -114,6 +135,10 @@ mod user {
         // SAFETY: `repr(C)` of integers only, without padding (the size is asserted above): every bit pattern
         // is valid.
         unsafe impl aya::Pod for super::super::NodeEntry {}
+        // SAFETY: as above.
+        unsafe impl aya::Pod for super::super::NodeKey {}
+        // SAFETY: as above.
+        unsafe impl aya::Pod for super::super::PrefixLen {}
         // SAFETY: as above.
         unsafe impl aya::Pod for super::super::UnderlayKey {}
         // SAFETY: as above.

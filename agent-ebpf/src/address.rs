@@ -71,6 +71,17 @@ impl Address {
         unsafe { transmute::<Self, [u32; 4]>(self) }
     }
 
+    /// Without the bits behind a prefix.
+    #[inline(always)]
+    pub fn masked(self, prefix_len: u32) -> Self {
+        let [high, low] = self.0;
+        if prefix_len > 64 {
+            Self([high, low & u64::MAX.wrapping_shl(128 - prefix_len).to_be()])
+        } else {
+            Self([high & u64::MAX.wrapping_shl(64 - prefix_len).to_be(), 0])
+        }
+    }
+
     /// The first byte of an IPv6 address.
     #[inline(always)]
     pub fn first_of_v6(&self) -> u8 {

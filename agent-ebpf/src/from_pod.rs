@@ -125,9 +125,8 @@ fn target(packet: &Packet, meta: &Meta) -> Result<Option<Target>, DropReason> {
     if let Some((endpoint, receiver)) = endpoints::find(meta)? {
         return Ok(Some(Target::local(endpoint, receiver)));
     }
-    let node = nodes::find(meta.destination);
-    tunnels::check(packet, meta, node)?;
-    Ok(node.filter(|node| node.is_remote_range()).map(Target::remote))
+    tunnels::check(packet, meta)?;
+    Ok(nodes::range(meta.destination).filter(|node| node.is_remote_range()).map(|node| Target::remote(&node)))
 }
 
 #[inline(always)]

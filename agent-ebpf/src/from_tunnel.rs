@@ -23,7 +23,8 @@ use crate::{
 pub fn judge(packet: &mut Packet) -> Result<Inbound, DropReason> {
     let inner = inner(packet);
     let node = inner.as_ref().ok().and_then(|meta| nodes::find(meta.source));
-    let sender = packet.tunnel().and_then(|outer| sender(&outer, node)).ok_or(DropReason::TunnelOuter)?;
+    let sender =
+        packet.tunnel().and_then(|outer| sender(&outer, node.as_ref())).ok_or(DropReason::TunnelOuter)?;
     let meta = inner?;
     let node = node.filter(|node| node.id == sender).ok_or(DropReason::TunnelInner)?;
     match meta.destination_scope() {
@@ -32,7 +33,7 @@ pub fn judge(packet: &mut Packet) -> Result<Inbound, DropReason> {
         Scope::Host => return Err(DropReason::Martian),
     }
     let endpoint = endpoints::find(&meta)?;
-    if endpoint.is_none() && !nodes::find(meta.destination).is_some_and(NodeEntry::is_own) {
+    if endpoint.is_none() && !nodes::find(meta.destination).is_some_and(|node| node.is_own()) {
         return Err(DropReason::TunnelDestination);
     }
     // To a pod, too: an address in the ranges need not be a pod's, but can be one of the host's.
@@ -40,7 +41,7 @@ pub fn judge(packet: &mut Packet) -> Result<Inbound, DropReason> {
         return Err(DropReason::TunnelNested);
     }
     match endpoint {
-        Some(endpoint) if node.is_remote_range() => remote::receive(packet, &meta, node, endpoint),
+        Some(endpoint) if node.is_remote_range() => remote::receive(packet, &meta, &node, endpoint),
         _ => Ok(Inbound::STACK),
     }
 }
@@ -71,10 +72,10 @@ fn sender(outer: &Tunnel, inner: Option<&NodeEntry>) -> Option<u32> {
     {
         return Some(node.id);
     }
-    nodes::find(outer.source).filter(|node| node.is_address() && !node.is_own()).map(|node| node.id)
+    nodes::owner(outer.source).filter(|node| !node.is_own()).map(|node| node.id)
 }
 
 #[inline(always)]
 fn is_own_address(address: Address) -> bool {
-    nodes::find(address).is_some_and(|node| node.is_own() && node.is_address())
+    nodes::owner(address).is_some_and(|node| node.is_own())
 }

@@ -44,9 +44,8 @@ pub fn judge(packet: &mut Packet) -> Result<Inbound, DropReason> {
         ETHERTYPE_VLAN | ETHERTYPE_QINQ => return Err(DropReason::Vlan),
         _ => return Ok(Inbound::STACK),
     };
-    let node = nodes::find(source);
-    if node.is_some_and(|node| node.is_own() && !node.is_address()) || endpoints::interface(source).is_some()
-    {
+    let node = nodes::range(source);
+    if node.is_some_and(|node| node.is_own()) || endpoints::interface(source).is_some() {
         return Err(reason);
     }
     // By any uplink, also if this node sends by another one or by the tunnel: the other node's choice may
@@ -55,7 +54,7 @@ pub fn judge(packet: &mut Packet) -> Result<Inbound, DropReason> {
         // The stack judges packets that contradict themselves, like all others from outside.
         Some(node) => match Meta::parse(packet, ethertype, Sender::Outside) {
             Ok(meta) => match endpoints::find(&meta)? {
-                Some(endpoint) => remote::receive(packet, &meta, node, endpoint),
+                Some(endpoint) => remote::receive(packet, &meta, &node, endpoint),
                 None => Ok(Inbound::STACK),
             },
             Err(_) => Ok(Inbound::STACK),

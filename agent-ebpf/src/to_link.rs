@@ -5,7 +5,7 @@
 
 use core::num::NonZeroU32;
 
-use agent_common::{DropReason, NodeEntry};
+use agent_common::DropReason;
 
 use crate::{
     endpoints, flows,
@@ -63,7 +63,7 @@ pub fn judge(packet: &Packet, link: Link) -> Result<(), DropReason> {
     }
     // A masqueraded packet has the node's source, and its replies come to the node.
     if let Some(client) = source
-        && nodes::find(meta.destination).is_some_and(NodeEntry::is_remote_range)
+        && nodes::range(meta.destination).is_some_and(|node| node.is_remote_range())
     {
         flows::record(packet, &meta, client.get(), flows::REMOTE);
     }

@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU32;
 
-use agent_common::{DropReason, NodeEntry, VifEntry};
+use agent_common::{DropReason, VifEntry};
 
 use crate::{
     address::Address,
@@ -74,7 +74,7 @@ fn judge_of(packet: &Packet, vif: &VifEntry) -> Result<(), DropReason> {
 
 #[inline(always)]
 fn is_remote_pod(address: Address) -> bool {
-    nodes::find(address).is_some_and(NodeEntry::is_remote_range)
+    nodes::range(address).is_some_and(|node| node.is_remote_range())
 }
 
 #[inline(always)]

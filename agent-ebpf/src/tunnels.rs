@@ -4,7 +4,7 @@
 //! tunnel device may send to the tunnel's port: no pod ([`check`]), and no process or Service of the node
 //! ([`check_uplink`]).
 
-use agent_common::{DropReason, NodeEntry};
+use agent_common::DropReason;
 use aya_ebpf::{
     Global,
     bindings::{BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NOT_FWDED},
@@ -42,14 +42,12 @@ pub fn is_port(port: u16) -> bool {
     HAS_TUNNEL.load() != 0 && port == self::port()
 }
 
-/// `node` has the packet's destination.
-///
 /// # Errors
 /// `Tunnel`, if the packet carries a packet to the node itself, or to the tunnel's port of any node.
 #[inline(always)]
-pub fn check(packet: &Packet, meta: &Meta, node: Option<&NodeEntry>) -> Result<(), DropReason> {
+pub fn check(packet: &Packet, meta: &Meta) -> Result<(), DropReason> {
     let ends_at_node = if is_to_tunnel_port(meta) {
-        node.is_some_and(NodeEntry::is_address)
+        nodes::owner(meta.destination).is_some()
     } else {
         carries_ip(meta) && ends_here(packet, meta)
     };
@@ -90,8 +88,7 @@ fn is_from_pod(packet: &Packet) -> bool {
 /// `Tunnel`, if a datagram that is not the tunnel's goes to the tunnel's port of a node.
 #[inline(always)]
 pub fn check_uplink(packet: &Packet, meta: &Meta) -> Result<(), DropReason> {
-    let is_to_tunnel =
-        is_to_tunnel_port(meta) && nodes::find(meta.destination).is_some_and(NodeEntry::is_address);
+    let is_to_tunnel = is_to_tunnel_port(meta) && nodes::owner(meta.destination).is_some();
     if is_to_tunnel && !is_between_others(packet, meta) { Err(DropReason::Tunnel) } else { Ok(()) }
 }
 
@@ -100,7 +97,7 @@ pub fn check_uplink(packet: &Packet, meta: &Meta) -> Result<(), DropReason> {
 #[inline(always)]
 fn is_between_others(packet: &Packet, meta: &Meta) -> bool {
     links::is_counted(packet.ingress_ifindex())
-        && nodes::find(meta.source).is_some_and(|node| node.is_address() && !node.is_own())
+        && nodes::owner(meta.source).is_some_and(|node| !node.is_own())
 }
 
 /// Whether the packet carries a packet by a protocol that the kernel may unpack.

@@ -171,7 +171,7 @@ pub fn unpack(packet: &mut Packet, ip: Ipv4) -> Result<Option<Inbound>, DropReas
     let ethertype = u16::from_be_bytes(ethertype);
     let inner = packet.inside(LEN);
     let Some(meta) = parse(&inner, ethertype) else { return Ok(None) };
-    let Some(node) = nodes::find(meta.source) else { return Ok(None) };
+    let Some(node) = nodes::range(meta.source) else { return Ok(None) };
     if !node.is_remote_range() || !node.is_tunnelled() {
         return Ok(None);
     }
@@ -189,7 +189,7 @@ pub fn unpack(packet: &mut Packet, ip: Ipv4) -> Result<Option<Inbound>, DropReas
     if tunnels::carries_packet(&meta) || flows::is_left_to_device(flow) {
         return Ok(None);
     }
-    match remote::judge(&inner, &meta, node, receiver) {
+    match remote::judge(&inner, &meta, &node, receiver) {
         Ok(Arrival::PastStack) => {}
         _ => return Ok(None),
     }

@@ -28,6 +28,9 @@ pub fn tunnel() -> anyhow::Result<Option<Value>> {
     Ok(Some(json!([settings, addresses, networks.pointer("/0/vnis")])))
 }
 
+/// The map that is the index of `NODES`.
+const INDEX: &str = "NODE_PREFIXES";
+
 /// Device, routes, routing rules, filters and map entries, one line each.
 ///
 /// # Errors
@@ -48,11 +51,14 @@ pub fn state() -> anyhow::Result<BTreeSet<String>> {
     let index = index()?;
     // The index of a new device is another one.
     let named = |value: Option<&Value>| if value == index.as_ref() { json!(TUNNEL) } else { json!(value) };
-    for it in dump("NODES")? {
-        let value = ["id", "flags", "address", "mtu"].map(|name| it.pointer(&format!("/value/{name}")));
-        let ifindex = named(it.pointer("/value/ifindex"));
-        state.insert(format!("NODES {}", json!([it.get("key"), value, ifindex])));
+    for map in ["NODES", INDEX] {
+        for it in dump(map)? {
+            let value = ["id", "flags", "address", "mtu"].map(|name| it.pointer(&format!("/value/{name}")));
+            let ifindex = named(it.pointer("/value/ifindex"));
+            state.insert(format!("{map} {}", json!([it.get("key"), value, ifindex])));
+        }
     }
+    state.extend(dump("NODE_LENGTHS")?.iter().map(|it| format!("NODE_LENGTHS {it}")));
     let counted = dump("LINK_COUNTERS")?;
     state.extend(counted.iter().map(|it| format!("counts {}", named(it.pointer("/key/ifindex")))));
     Ok(state)
@@ -81,6 +87,29 @@ pub fn rows() -> anyhow::Result<BTreeSet<String>> {
     dump("NODES")?.iter().map(prefix).collect()
 }
 
+/// The prefixes in the index of that map.
+///
+/// # Errors
+/// If the map cannot be read.
+pub fn indexed() -> anyhow::Result<BTreeSet<String>> {
+    dump(INDEX)?.iter().map(prefix).collect()
+}
+
+/// Removes all entries of a map behind the agent's back.
+///
+/// # Errors
+/// If a tool fails.
+pub fn clear(map: &str) -> anyhow::Result<()> {
+    let entries: Vec<Value> =
+        serde_json::from_str(&sys::run(&format!("bpftool -j map dump pinned {PINS}/{map}"))?)?;
+    for entry in entries {
+        let bytes = entry.get("key").and_then(Value::as_array).context("no key")?;
+        let key: Vec<_> = bytes.iter().filter_map(Value::as_str).collect();
+        sys::run(&format!("bpftool map delete pinned {PINS}/{map} key {}", key.join(" ")))?;
+    }
+    Ok(())
+}
+
 /// The index of the tunnel device, if there is one.
 fn index() -> anyhow::Result<Option<Value>> {
     let links: Vec<Value> = serde_json::from_str(&sys::run("ip -j link show")?)?;
@@ -94,11 +123,12 @@ fn dump(map: &str) -> anyhow::Result<Vec<Value>> {
     Ok(entries.into_iter().map(|it| it.get("formatted").cloned().unwrap_or(it)).collect())
 }
 
-/// The prefix of an entry of `NODES`.
+/// The prefix of an entry of `NODES`, or of its index.
 fn prefix(entry: &Value) -> anyhow::Result<String> {
     let key = entry.get("key").with_context(|| format!("no key in {entry}"))?;
     let len = key.get("prefix_len").and_then(Value::as_u64).context("no prefix length")?;
-    let bytes = key.get("data").and_then(Value::as_array).context("no address")?;
+    let bytes = key.get("data").or_else(|| key.get("address")).and_then(Value::as_array);
+    let bytes = bytes.context("no address")?;
     let bytes = bytes.iter().map(|byte| Ok(u8::try_from(byte.as_u64().context("no byte")?)?));
     let bytes: Vec<u8> = bytes.collect::<anyhow::Result<_>>()?;
     let address = Ipv6Addr::from(<[u8; 16]>::try_from(bytes).map_err(|it| anyhow!("an address of {it:?}"))?);

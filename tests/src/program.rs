@@ -12,8 +12,8 @@ use std::{
 };
 
 use agent_common::{
-    Counters, Dropped, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, Passed, RingKey, SkbFields,
-    Traffic, UnderlayEntry, UnderlayKey, VifEntry, VifKey,
+    Counters, Dropped, Endpoint, EndpointKey, Flow, FlowKey, NodeEntry, NodeKey, Passed, PrefixLen, RingKey,
+    SkbFields, Traffic, UnderlayEntry, UnderlayKey, VifEntry, VifKey,
     event::{Event, FlowStats},
     flows_per_pod, pending_flows,
     policy::{Subject, SubjectChange, View, ViewKey},
@@ -95,6 +95,8 @@ pub struct Programs {
     sampling: Array<MapData, u32>,
     events: RingBuf<MapData>,
     nodes: LpmTrie<MapData, [u8; 16], NodeEntry>,
+    node_prefixes: HashMap<MapData, NodeKey, NodeEntry>,
+    node_lengths: Array<MapData, PrefixLen>,
     underlay: HashMap<MapData, UnderlayKey, UnderlayEntry>,
     links: PerCpuHashMap<MapData, VifKey, Traffic>,
     traffic: PerCpuArray<MapData, Passed>,
@@ -115,6 +117,9 @@ const SK_BUFF_GSO_SIZE: usize = 176;
 /// Answered flows that policies allow.
 const POLICY_FLOWS: u32 = 16384;
 pub const POLICY_FLOWS_PER_POD: u32 = flows_per_pod(POLICY_FLOWS);
+
+/// In front of IPv4 addresses in IPv6 (RFC 4291, 2.5.5.2).
+const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
 /// The program that changes what judges a pod.
 const SET_SUBJECT: &str = "set_subject";
@@ -259,6 +264,8 @@ impl Programs {
             sampling: take_map(&mut ebpf, "FLOW_SAMPLING")?,
             events: take_map(&mut ebpf, "EVENTS")?,
             nodes: take_map(&mut ebpf, "NODES")?,
+            node_prefixes: take_map(&mut ebpf, "NODE_PREFIXES")?,
+            node_lengths: take_map(&mut ebpf, "NODE_LENGTHS")?,
             underlay: take_map(&mut ebpf, "UNDERLAY")?,
             links: take_map(&mut ebpf, "LINK_COUNTERS")?,
             traffic: take_map(&mut ebpf, "VIF_TRAFFIC")?,
@@ -363,6 +370,33 @@ impl Programs {
     /// If the map cannot be written.
     pub fn add_node(&mut self, key: NodeKey, node: NodeEntry) -> anyhow::Result<()> {
         Ok(self.nodes.insert(&Key::new(key.prefix_len, key.address), &node, 0)?)
+    }
+
+    /// Adds the entries of `NODES` to its index, but for ranges of other lengths than /24 and /64, and for
+    /// those that contain another entry.
+    ///
+    /// # Errors
+    /// If a map cannot be read or written.
+    pub fn index_nodes(&mut self) -> anyhow::Result<()> {
+        let nodes = self.nodes.iter().map(|it| it.map(|(key, row)| (key.prefix_len(), key.data(), row)));
+        let nodes: Vec<(u32, [u8; 16], NodeEntry)> = nodes.collect::<Result<_, _>>()?;
+        for (family, ranges) in [(PrefixLen::IPV4, 120), (PrefixLen::IPV6, 64)] {
+            let is_of_family =
+                |address: &[u8; 16]| address.starts_with(&MAPPED) == (family == PrefixLen::IPV4);
+            let mut len = PrefixLen { prefix_len: ranges, is_complete: 1, ..PrefixLen::default() };
+            for (prefix_len, address, row) in nodes.iter().filter(|(_, address, _)| is_of_family(address)) {
+                let bytes = *prefix_len as usize / 8;
+                let inside = nodes.iter().filter(|(_, other, _)| other.get(..bytes) == address.get(..bytes));
+                if row.is_address() || *prefix_len == u32::from(ranges) && inside.count() == 1 {
+                    let key = NodeKey { prefix_len: *prefix_len, address: *address };
+                    self.node_prefixes.insert(&key, row, 0)?;
+                } else {
+                    len.is_complete = 0;
+                }
+            }
+            self.node_lengths.set(family, &len, 0)?;
+        }
+        Ok(())
     }
 
     /// Adds an entry to `UNDERLAY`.

@@ -108,7 +108,7 @@ fn classify(case: &Case) -> u32 {
     // SAFETY: a `u32` and 20 bytes, like the packed `Key`.
     let key: &Key<[u8; 20]> = unsafe { &*(&raw const key).cast() };
     let class = BLOCKS.get(key).copied().unwrap_or_default();
-    let is_in_range = nodes::find(peer.address).is_some_and(|node| !node.is_address());
+    let is_in_range = nodes::range(peer.address).is_some();
     let origin = question.origin;
     case.class.set(Class { class, is_pod: 0, is_known: u32::from(!is_in_range), origin, deferred: 0 });
     answer::ASK

@@ -12,8 +12,8 @@
 //! 3. replace the filters, which until then use the old maps;
 //! 4. copy the flows once more, and remove the old pins.
 //!
-//! Not copied are the rows of `UNDERLAY`: until the nodes are known, packets of the tunnel take the kernel's
-//! tunnel device.
+//! The index of `NODES` is made from the copied rows. Not copied are the rows of `UNDERLAY`: until the nodes
+//! are known, packets of the tunnel take the kernel's tunnel device.
 //!
 //! Every step can be repeated: after a crash, the next start begins with step 1 and finds the old directory.
 

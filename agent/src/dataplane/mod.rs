@@ -234,6 +234,14 @@ impl Dataplane {
         self.reader.nodes()
     }
 
+    /// Whether the programs find these rows of `NODES` by its index as they should.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn are_indexed(&self, nodes: &BTreeMap<NodeKey, NodeEntry>) -> Result<bool, MapFailure> {
+        self.reader.are_indexed(nodes)
+    }
+
     /// Makes the rows of `NODES` these: adds and replaces first, then removes. Returns the rows before.
     /// Removes even if a row cannot be written: a full map has room then.
     ///

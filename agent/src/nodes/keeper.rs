@@ -425,6 +425,9 @@ impl Keeper {
         if self.dataplane.nodes()? != rows {
             found.push("the map NODES differs".to_owned());
         }
+        if !self.dataplane.are_indexed(&rows)? {
+            found.push("the map NODE_PREFIXES or NODE_LENGTHS differs".to_owned());
+        }
         Ok(found)
     }
 

@@ -221,6 +221,14 @@ impl Member {
         self.home.enter(others::rows).with_context(|| format!("on {}", self.name))
     }
 
+    /// The prefixes in the index of the map `NODES`.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn indexed_rows(&self) -> anyhow::Result<BTreeSet<String>> {
+        self.home.enter(others::indexed).with_context(|| format!("on {}", self.name))
+    }
+
     /// Starts a capture of what the node sends and receives, at the other end of the uplink's cable.
     ///
     /// # Errors

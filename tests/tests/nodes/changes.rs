@@ -30,6 +30,9 @@ fn wait_until_exact(node: &Member, others: &[(&Member, &[&str])]) -> anyhow::Res
         ensure!(found == ranges && routes.len() == ranges.len(), "routes {routes:?}, expected {ranges:?}");
         let found = node.node_rows()?;
         ensure!(found == rows, "rows {found:?}, expected {rows:?}");
+        // Of all ranges of a family, the length is the same.
+        let found = node.indexed_rows()?;
+        ensure!(found == rows, "rows in the index {found:?}, expected {rows:?}");
         Ok(true)
     })
 }

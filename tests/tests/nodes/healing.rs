@@ -7,7 +7,7 @@ use ferrule_tests::{
     apiserver::Resource,
     dist,
     fabric::{Fabric, Member, destination, on_fabric},
-    node::UPLINK_MTU,
+    node::{PINS, UPLINK_MTU},
     others::{self, TUNNEL},
     pod::Pod,
     sys,
@@ -137,6 +137,31 @@ fn deleted_and_changed_routes_are_restored_and_foreign_ones_stay() {
         }
         ensure!(one.run("ip route")?.contains(foreign), "the foreign route is gone");
         wait_until_connected(pods)
+    })
+    .unwrap();
+}
+
+#[test]
+fn deleted_rows_of_nodes_and_of_their_index_are_restored() {
+    with_pods(&["--reconcile-period", "1"], |fabric, pods| {
+        let [one, ..] = &fabric.nodes;
+        let before = one.on(|_| others::state())?;
+        let lengths = format!("bpftool map update pinned {PINS}/NODE_LENGTHS key 0 0 0 0 value 0 1 0 0");
+        let damages: [(&str, &dyn Fn() -> anyhow::Result<()>); 3] = [
+            ("NODES", &|| others::clear("NODES")),
+            ("NODE_PREFIXES", &|| others::clear("NODE_PREFIXES")),
+            ("NODE_LENGTHS", &|| sys::run(&lengths).map(drop)),
+        ];
+        for (map, damage) in damages {
+            one.on(|_| damage())?;
+            sys::wait_until(&format!("{map} is as before"), TIMEOUT, || {
+                let found = one.on(|_| others::state())?;
+                ensure!(found == before, "{found:#?}, expected {before:#?}");
+                Ok(true)
+            })?;
+            wait_until_connected(pods).context(map)?;
+        }
+        Ok(())
     })
     .unwrap();
 }

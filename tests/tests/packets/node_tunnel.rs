@@ -36,6 +36,12 @@ pub fn add_nodes(programs: &mut Programs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The same with the index.
+pub fn add_indexed_nodes(programs: &mut Programs) -> anyhow::Result<()> {
+    add_nodes(programs)?;
+    programs.index_nodes()
+}
+
 fn to(destination: Ipv4Address) -> Ipv4 {
     Ipv4::new(A.v4, destination, UDP)
 }
@@ -78,6 +84,7 @@ fn datagrams_to_the_tunnels_port_of_a_node_are_dropped() {
         ]);
     }
     check_on(Program::FromPod, add_nodes, &rows).unwrap();
+    check_on(Program::FromPod, add_indexed_nodes, &rows).unwrap();
 }
 
 #[test]
@@ -124,4 +131,5 @@ fn other_packets_to_nodes_and_vxlan_to_others_pass() {
         ),
     ];
     check_on(Program::FromPod, add_nodes, &rows).unwrap();
+    check_on(Program::FromPod, add_indexed_nodes, &rows).unwrap();
 }

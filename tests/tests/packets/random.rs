@@ -27,7 +27,7 @@ use proptest::{
 
 use crate::{
     model::{self, Flow, Outcome},
-    node_tunnel::add_nodes,
+    node_tunnel::add_indexed_nodes,
     table::{
         A, B, Counted, FAR_V4, FAR_V6, NEW, NODE_V4, NODE_V6, ONLY_V4, ONLY_V6, OTHER_MAC, PODS, Pod,
         Rewritten, STRANGER, record, with_pods,
@@ -402,7 +402,7 @@ fn from_pod_agrees_with_the_model() {
         for flow in &flows {
             record(programs, &flow_key(*flow))?;
         }
-        add_nodes(programs)?;
+        add_indexed_nodes(programs)?;
         let programs = RefCell::new(programs);
         let seen = RefCell::new(std::collections::BTreeMap::<String, u32>::new());
         let frames =

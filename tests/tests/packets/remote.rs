@@ -4,10 +4,10 @@ use agent_common::{EndpointKey, NodeEntry, NodeKey};
 use anyhow::ensure;
 use ferrule_tests::{
     packet::{Ipv4, Ipv6, UDP, data, udp},
-    program::{Program, SkBuff, TC_ACT_REDIRECT, TC_ACT_UNSPEC},
+    program::{Program, Programs, SkBuff, TC_ACT_REDIRECT, TC_ACT_UNSPEC},
 };
 
-use crate::table::{A, STRANGER, v6, with_pods};
+use crate::table::{A, FAR_V4, STRANGER, v6, with_pods};
 
 #[test]
 fn packets_leave_for_the_next_hop_in_the_row_and_by_the_stack_without_one() {
@@ -34,6 +34,38 @@ fn packets_leave_for_the_next_hop_in_the_row_and_by_the_stack_without_one() {
                 let expected = if is_known { &forwarded } else { &sent };
                 ensure!(ran.packet == *expected, "to {range}, next hop {next:?}: {ran:?}");
             }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_range_is_found_in_the_index_and_what_an_incomplete_index_lacks_in_the_trie() {
+    with_pods(|programs| {
+        let address = EndpointKey::ipv4([192, 0, 2, 2]).address;
+        let row = NodeEntry { id: 2, flags: NodeEntry::FAST, address, ifindex: STRANGER, mtu: 1500 };
+        let range = |text: &str, len| anyhow::Ok(NodeKey::new(text.parse()?, len));
+        programs.add_node(range("10.244.2.0", 24)?, row)?;
+        programs.index_nodes()?;
+        // Only in the trie.
+        programs.add_node(range("10.244.3.0", 24)?, row)?;
+        let goes = |programs: &mut Programs, to, verdict| {
+            let packet = A.sends_v4(&Ipv4::new(A.v4, to, UDP).with(&udp(1, 2, &data(64))));
+            programs.run(Program::FromPod, SkBuff::on(A.ifindex), &packet)?.expect(verdict)
+        };
+        goes(programs, [10, 244, 2, 5], TC_ACT_REDIRECT)?;
+        goes(programs, [10, 244, 3, 5], TC_ACT_UNSPEC)?;
+        goes(programs, FAR_V4, TC_ACT_UNSPEC)?;
+        // Of another length: the index is complete no more.
+        programs.add_node(range("10.244.4.0", 25)?, row)?;
+        programs.index_nodes()?;
+        programs.add_node(range("10.244.5.0", 24)?, row)?;
+        for to in [[10, 244, 2, 5], [10, 244, 3, 5], [10, 244, 4, 127], [10, 244, 5, 5]] {
+            goes(programs, to, TC_ACT_REDIRECT)?;
+        }
+        for to in [[10, 244, 4, 128], [10, 244, 6, 5], FAR_V4] {
+            goes(programs, to, TC_ACT_UNSPEC)?;
         }
         Ok(())
     })

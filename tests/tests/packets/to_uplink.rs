@@ -8,11 +8,11 @@ use ferrule_tests::{
         self, ARP, Arp, DESTINATION_OPTIONS, FRAGMENT, ICMPV6, IPV4, IPV6, Ipv4, Ipv4Address, Ipv6,
         Ipv6Address, ROUTING, TCP, UDP, data, extension, fragment, frame, tcp, udp,
     },
-    program::{Program, SkBuff, TC_ACT_SHOT, TC_ACT_UNSPEC, verdict_name},
+    program::{Program, Programs, SkBuff, TC_ACT_SHOT, TC_ACT_UNSPEC, verdict_name},
 };
 
 use crate::{
-    node_tunnel::add_nodes,
+    node_tunnel::{add_indexed_nodes, add_nodes},
     table::{A, B, FAR_V4, FAR_V6, NODE_V4, NODE_V6, OTHER_MAC, STRANGER, v6, with_pods},
 };
 
@@ -24,10 +24,19 @@ const OTHER_V4: Ipv4Address = [192, 0, 2, 2];
 const OTHER_V6: Ipv6Address = v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 2]);
 const REMOTE_V4: Ipv4Address = [10, 244, 2, 5];
 
-/// Runs `to_link` on packets, and checks verdicts and counters: whether each is dropped.
+/// Runs `to_link` on packets, and checks verdicts and counters: whether each is dropped. With an index of the
+/// nodes, and without one.
 fn check(rows: &[(&str, Vec<u8>, bool)]) -> anyhow::Result<()> {
+    check_on(add_nodes, rows)?;
+    check_on(add_indexed_nodes, rows)
+}
+
+fn check_on(
+    prepare: fn(&mut Programs) -> anyhow::Result<()>,
+    rows: &[(&str, Vec<u8>, bool)],
+) -> anyhow::Result<()> {
     with_pods(|programs| {
-        add_nodes(programs)?;
+        prepare(programs)?;
         programs.start_counting_link(UPLINK)?;
         let mut expected = programs.links()?.get(&UPLINK).copied().unwrap_or_default();
         for (about, packet, is_dropped) in rows {

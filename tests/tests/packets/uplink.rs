@@ -28,7 +28,7 @@ const REMOTE_V6: Ipv6Address = v6([0xfd00, 0x10, 0x244, 2, 0, 0, 0, 5]);
 /// An address of the node within its own range of pods, as a bridge of an earlier CNI plugin has.
 const BRIDGE_V4: Ipv4Address = [10, 244, 0, 1];
 
-fn prepare(programs: &mut Programs) -> anyhow::Result<()> {
+fn prepare(programs: &mut Programs, is_indexed: bool) -> anyhow::Result<()> {
     let own = |flags| NodeEntry { id: 1, flags: NodeEntry::OWN | flags, ..NodeEntry::default() };
     let other = |flags| NodeEntry { id: 2, flags, ..NodeEntry::default() };
     for (address, len, node) in [
@@ -45,13 +45,21 @@ fn prepare(programs: &mut Programs) -> anyhow::Result<()> {
     }
     let endpoint = agent_common::Endpoint { ifindex: A.ifindex, mac: A.mac, reserved: [0; 2] };
     programs.endpoints.insert(&agent_common::EndpointKey::ipv4(OUTSIDE_V4), &endpoint, 0)?;
+    if is_indexed {
+        programs.index_nodes()?;
+    }
     programs.start_counting_link(UPLINK)
 }
 
-/// Runs `from_uplink` on packets, and checks verdicts, counters, and that no packet is changed.
+/// Runs `from_uplink` on packets, and checks verdicts, counters, and that no packet is changed: with an index
+/// of the nodes, and without one.
 fn check(rows: &[(&str, Vec<u8>, Option<DropReason>)]) -> anyhow::Result<()> {
+    [false, true].into_iter().try_for_each(|is_indexed| check_on(rows, is_indexed))
+}
+
+fn check_on(rows: &[(&str, Vec<u8>, Option<DropReason>)], is_indexed: bool) -> anyhow::Result<()> {
     with_pods(|programs| {
-        prepare(programs)?;
+        prepare(programs, is_indexed)?;
         let of_pods = programs.counters()?;
         for (about, packet, reason) in rows {
             let mut expected: Traffic = programs.links()?.get(&UPLINK).copied().unwrap_or_default();

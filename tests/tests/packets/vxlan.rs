@@ -50,6 +50,7 @@ fn prepare(programs: &mut Programs) -> anyhow::Result<()> {
         let row = NodeEntry { id, flags, address, ifindex, mtu };
         programs.add_node(NodeKey::new(range.parse()?, len), row)?;
     }
+    programs.index_nodes()?;
     for (node, remote) in [(OTHER, OTHER_V4), (3, THIRD_V4)] {
         let next = [192, 0, 2, 254];
         let way = UnderlayEntry { ifindex: UPLINK, next, source: NODE_V4, remote, device: DEVICE };
@@ -236,6 +237,7 @@ fn the_tunnel_device_makes_what_the_programs_do_not() {
             let address = EndpointKey::ipv4(address).address;
             let row = NodeEntry { id, flags, address, ifindex: DEVICE, mtu: 1450 };
             programs.add_node(NodeKey::new("10.244.2.0".parse()?, 24), row)?;
+            programs.index_nodes()?;
             expect(programs, about, SkBuff::on(A.ifindex))?;
         }
         Ok(())
@@ -369,6 +371,7 @@ fn all_other_packets_of_the_tunnel_are_left_as_they_are() {
             let address = EndpointKey::ipv4(OTHER_V4).address;
             let row = NodeEntry { id, flags, address, ifindex: DEVICE, mtu: 1450 };
             programs.add_node(NodeKey::new("10.244.2.0".parse()?, 24), row)?;
+            programs.index_nodes()?;
             receive(programs, SkBuff::on(UPLINK), &good())?.expect(TC_ACT_UNSPEC).context(about)?;
         }
         prepare(programs)?;

@@ -138,7 +138,7 @@ pub fn fill_nodes(programs: &mut Programs, own: u32) -> anyhow::Result<()> {
         programs
             .add_node(NodeKey::new(ip(address)?, len), NodeEntry { id, flags, ..NodeEntry::default() })?;
     }
-    Ok(())
+    programs.index_nodes()
 }
 
 /// Lets `from_uplink` unpack what the two other nodes send over IPv4.
@@ -156,7 +156,7 @@ fn unpack_at_uplink(programs: &mut Programs, [device, uplink]: [u32; 2]) -> anyh
         }
         programs.add_underlay(id, UnderlayEntry { ifindex: uplink, next: remote, source, remote, device })?;
     }
-    Ok(())
+    programs.index_nodes()
 }
 
 pub fn vxlan(vni: u32, frame: &[u8]) -> Vec<u8> {

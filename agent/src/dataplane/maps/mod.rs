@@ -4,6 +4,7 @@ mod endpoints;
 mod entries;
 mod events;
 mod link_counters;
+mod node_index;
 mod nodes;
 mod old_counters;
 mod policy;
@@ -58,7 +59,7 @@ pub(super) const FLOW_RINGS: MapSpec = stack_flows::RINGS;
 pub(super) const NODES: MapSpec = nodes::SPEC;
 pub(super) const LINK_COUNTERS: MapSpec = link_counters::SPEC;
 /// The maps that outlive the agent.
-pub(super) const PINNED: [MapSpec; 20] = [
+pub(super) const PINNED: [MapSpec; 22] = [
     VIFS,
     ENDPOINTS,
     vif_traffic::SPEC,
@@ -66,6 +67,8 @@ pub(super) const PINNED: [MapSpec; 20] = [
     STACK_FLOWS,
     FLOW_RINGS,
     NODES,
+    node_index::PREFIXES,
+    node_index::LENGTHS,
     underlay::SPEC,
     LINK_COUNTERS,
     EVENTS,
@@ -145,6 +148,9 @@ impl Maps {
         }
         if let Err(error) = self.underlay.set(&BTreeMap::new()) {
             tracing::error!(error = chain(&error), "cannot remove an earlier agent's ways to other nodes");
+        }
+        if let Err(error) = self.nodes.index() {
+            tracing::error!(error = chain(&error), "cannot index an earlier agent's addresses of nodes");
         }
     }
 
@@ -300,6 +306,11 @@ impl Maps {
     /// The rows of `NODES`.
     pub(super) fn nodes(&self) -> Result<BTreeMap<NodeKey, NodeEntry>, MapFailure> {
         self.nodes.rows()
+    }
+
+    /// Whether the index of `NODES` is that of these rows.
+    pub(super) fn are_indexed(&self, nodes: &BTreeMap<NodeKey, NodeEntry>) -> Result<bool, MapFailure> {
+        self.nodes.are_indexed(nodes)
     }
 
     /// Makes the rows of `NODES` these; returns the rows before.

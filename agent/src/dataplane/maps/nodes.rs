@@ -7,18 +7,23 @@ use std::{collections::BTreeMap, path::Path};
 use agent_common::{NodeEntry, NodeKey};
 use aya::maps::{IterableMap as _, LpmTrie, Map, MapData, MapError, lpm_trie::Key};
 
-use super::table::{
-    BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, rows_of_trie, set_all, walk_limit,
+use super::{
+    node_index::{Index, Wanted},
+    table::{
+        BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, max_entries, rows_of_trie, set_all, walk_limit,
+    },
 };
 use crate::{
+    chain::chain,
     crash::{self, Step},
     metrics::MapMetrics,
 };
 
-/// The open map.
+/// The open map, and the index of its rows.
 pub struct Nodes {
     map: Trie,
     pressure: Pressure,
+    index: Index,
 }
 
 type Trie = LpmTrie<MapData, [u8; 16], NodeEntry>;
@@ -39,7 +44,8 @@ impl Nodes {
     pub fn open(pins: &Path, metrics: &MapMetrics) -> Result<Self, MapFailure> {
         let map = SPEC.open_pin(pins)?;
         let pressure = Pressure::of(SPEC, &map, metrics)?;
-        Ok(Self { map: map.try_into().map_err(SPEC.failure("open"))?, pressure })
+        let map = map.try_into().map_err(SPEC.failure("open"))?;
+        Ok(Self { map, pressure, index: Index::open(pins, metrics)? })
     }
 
     /// All rows. Those that are added or removed during the walk may be missing.
@@ -50,7 +56,8 @@ impl Nodes {
     }
 
     /// Writes the rows that are missing or wrong, then removes all others; returns the rows before. The rows
-    /// are removed even if one cannot be written: a full map has room then.
+    /// are removed even if one cannot be written: a full map has room then. Without an index, the programs
+    /// look up all rows in the trie, which costs time only.
     pub fn set(
         &mut self,
         wanted: &BTreeMap<NodeKey, NodeEntry>,
@@ -62,11 +69,26 @@ impl Nodes {
         let stray: Vec<_> = stray.map(|key| (*key, None)).collect();
         let change =
             |this: &mut Self, rows: &[_]| rows.chunks(BATCH).try_for_each(|rows| this.set_batch(rows));
+        let index = Wanted::of(wanted);
+        warn_unless(self.index.begin(&index));
         let written = change(self, &wrong);
+        warn_unless(self.index.end(&index));
         change(self, &stray)?;
         written?;
         self.pressure.observe(wanted.len());
         Ok(actual)
+    }
+
+    /// Whether the index has what follows from these rows.
+    pub fn are_indexed(&self, rows: &BTreeMap<NodeKey, NodeEntry>) -> Result<bool, MapFailure> {
+        Ok(self.index.read()? == Wanted::of(rows))
+    }
+
+    /// Makes the index that of the rows: an earlier agent, which changed these, may have known of none.
+    pub fn index(&mut self) -> Result<(), MapFailure> {
+        let index = Wanted::of(&self.rows()?);
+        self.index.begin(&index)?;
+        self.index.end(&index)
     }
 
     /// Adds the rows of another map of this layout that are missing here.
@@ -74,7 +96,8 @@ impl Nodes {
         let from = SPEC.open_pin(directory)?;
         let limit = walk_limit(max_entries(&from).map_err(SPEC.failure("read"))?);
         let from: Trie = from.try_into().map_err(SPEC.failure("read"))?;
-        read(&from, limit)?.into_iter().try_for_each(|(key, row)| self.add(key, row).map(drop))
+        read(&from, limit)?.into_iter().try_for_each(|(key, row)| self.add(key, row).map(drop))?;
+        self.index()
     }
 
     /// Sets rows, or removes them all, by one system call. Otherwise row by row: a full map takes some of
@@ -104,6 +127,13 @@ impl Nodes {
         let added = insist(|| self.map.insert(&trie_key(key), &row, BPF_NOEXIST));
         let used = || self.map.keys().take(self.pressure.walk_limit()).flatten().count();
         self.pressure.added(added, used)
+    }
+}
+
+fn warn_unless(indexed: Result<(), MapFailure>) {
+    if let Err(error) = indexed {
+        let error = chain(&error);
+        tracing::warn!(error, "cannot index the addresses of nodes: a look-up of each packet takes longer");
     }
 }
 

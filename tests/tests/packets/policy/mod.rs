@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 
 use self::engine::world;
 use crate::{
-    node_tunnel::add_nodes,
+    node_tunnel::add_indexed_nodes,
     table::{A, B, NODE_V4, NODE_V6, ONLY_V4, Pod, v6, with_pods},
 };
 
@@ -64,7 +64,7 @@ pub fn with_policies<T: Send>(
     run: impl FnOnce(&mut Policed<'_>) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     with_pods(|programs| {
-        add_nodes(programs)?;
+        add_indexed_nodes(programs)?;
         let mut policed = Policed { programs, compiler: Compiler::default() };
         let namespace = json!({"metadata": {"name": "default", "uid": "default"}});
         let node = json!({"metadata": {"name": "n1", "uid": "n1"}, "status": {"addresses": [

@@ -243,6 +243,7 @@ fn random_policies_judge_fresh_flows_as_the_compilers_lookup_does() {
     let (passed, denied) = with_programs(&interfaces, |programs| {
         let other = NodeEntry { id: 2, ..NodeEntry::default() };
         programs.add_node(NodeKey::new([10, 0, 1, 0].into(), 24), other)?;
+        programs.index_nodes()?;
         programs.start_counting(0)?;
         let (mut passed, mut denied) = (0_u32, 0_u32);
         for seed in 0..clusters()? {

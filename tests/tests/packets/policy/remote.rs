@@ -24,6 +24,7 @@ fn add_fast_range(node: &mut Policed<'_>) -> anyhow::Result<()> {
     let address = agent_common::EndpointKey::ipv4([192, 0, 2, 2]).address;
     let row = NodeEntry { id: 2, flags: NodeEntry::FAST, address, ifindex: STRANGER, mtu: 1500 };
     node.add_node(NodeKey::new("10.244.2.0".parse()?, 24), row)?;
+    node.index_nodes()?;
     // The kernel compares the frame's destination.
     sys::run(&format!("ip link set pod{STRANGER} address 02:00:00:00:00:01"))?;
     node.start_counting_link(STRANGER)
