@@ -26,8 +26,8 @@ const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 /// `mi_option_page_full_retain`.
 const PAGE_FULL_RETAIN: libmimalloc_sys::mi_option_t = 36;
 
-/// Lets threads that start later share the allocator's pages. By default a thread keeps two full pages of each
-/// size, and only that thread takes what is freed there: after 500 ADDs, two megabytes.
+/// Lets threads that start later share the allocator's pages. By default a thread keeps two full pages of
+/// each size, and only that thread takes what is freed there: after 500 ADDs, two megabytes.
 pub fn share_pages() {
     set(PAGE_FULL_RETAIN, 0);
 }
