@@ -2,8 +2,8 @@
 //! rows.
 //!
 //! With a thousand nodes, a walk through the trie costs ten memory accesses that wait for each other, and a
-//! look-up by hash two. No row in the index contains another row of `NODES`: what the index has is what the
-//! longest prefix in `NODES` says.
+//! look-up by hash two. No row in the index contains another row of `NODES`: a row of the index that contains
+//! an address is the one with the longest prefix.
 
 use agent_common::{MAX_NODE_ENTRIES, NodeEntry, NodeKey, PrefixLen};
 use aya_ebpf::{

@@ -1,4 +1,4 @@
-//! The audit of the store: what was removed or changed under the running agent is written again.
+//! The audit of the store: writes again what others removed or changed under the running agent.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -75,8 +75,8 @@ impl Registry {
     }
 }
 
-/// `trouble` is the reason why the last write failed; `audit` repairs the store,
-/// updates `trouble`, and may block.
+/// `trouble` is the reason why the last write failed; `audit` repairs the store, updates `trouble`, and may
+/// block.
 async fn follow(
     mut trouble: watch::Receiver<Option<String>>,
     audit: impl Fn() + Send + Sync + 'static,

@@ -71,3 +71,30 @@ fn a_range_is_found_in_the_index_and_what_an_incomplete_index_lacks_in_the_trie(
     })
     .unwrap();
 }
+
+#[test]
+fn ranges_of_each_length_are_found_in_the_index() {
+    let inside = v6([0xfd00, 0x5, 0, 0x1ff, 0x8001, 0, 0, 5]);
+    for (range, len, outside) in [
+        ("fd00:5::", 32, [0xfd00, 0x6, 0, 0, 0, 0, 0, 5]),
+        ("fd00:5:0:100::", 56, [0xfd00, 0x5, 0, 0x200, 0, 0, 0, 5]),
+        ("fd00:5:0:1ff::", 64, [0xfd00, 0x5, 0, 0x1fe, 0x8001, 0, 0, 5]),
+        ("fd00:5:0:1ff:8000::", 65, [0xfd00, 0x5, 0, 0x1ff, 0x7fff, 0, 0, 5]),
+        ("fd00:5:0:1ff:8001::", 80, [0xfd00, 0x5, 0, 0x1ff, 0x8000, 0, 0, 5]),
+        ("fd00:5:0:1ff:8001::4", 127, [0xfd00, 0x5, 0, 0x1ff, 0x8001, 0, 0, 6]),
+    ] {
+        with_pods(|programs| {
+            let address = EndpointKey::ipv6([0xfe; 16]).address;
+            let row = NodeEntry { id: 2, flags: NodeEntry::FAST, address, ifindex: STRANGER, mtu: 1500 };
+            programs.add_node(NodeKey::new(range.parse()?, len), row)?;
+            // Complete, so that the programs do not ask the trie.
+            programs.index_nodes()?;
+            for (to, verdict) in [(inside, TC_ACT_REDIRECT), (v6(outside), TC_ACT_UNSPEC)] {
+                let packet = A.sends_v6(&Ipv6::new(A.v6, to, UDP).with(&udp(1, 2, &data(64))));
+                programs.run(Program::FromPod, SkBuff::on(A.ifindex), &packet)?.expect(verdict)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+}

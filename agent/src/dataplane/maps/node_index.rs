@@ -1,11 +1,12 @@
 //! `NODE_PREFIXES` and `NODE_LENGTHS`: the index by which the programs find most rows of `NODES` by hash.
 //!
 //! The index has the addresses of nodes and, of each family, the ranges of one length, which all ranges of
-//! most clusters have. No row in the index contains another row of `NODES`. So what is found there needs no
-//! look-up in `NODES`, and what is not found needs one unless the index of the family is complete.
+//! most clusters have. No row in the index contains another row of `NODES`. So a program that finds a row
+//! there needs no look-up in `NODES`, and another one needs it unless the index of the family is complete.
 //!
-//! A change keeps this true at each step: the index is no longer complete before `NODES` gets a row that the
-//! index will not have, and the length changes only when the rows of that length are there.
+//! During a change, the programs find the earlier or the new row: the index is no longer complete before
+//! `NODES` gets a row that the index will not have, and the length changes only when the rows of that length
+//! are there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +18,7 @@ use agent_common::{NodeEntry, NodeKey, PrefixLen};
 use aya::maps::{Array, HashMap as BpfHashMap, IterableMap as _, MapData};
 
 use super::table::{
-    BPF_NOEXIST, MapFailure, MapSpec, Pressure, count_entries, insist, rows_of_hash, set_all,
+    BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, rows_of_hash, set_all,
 };
 use crate::{
     crash::{self, Step},
@@ -43,7 +44,8 @@ pub const PREFIXES: MapSpec = MapSpec {
     name: "NODE_PREFIXES",
     setting: "--max-node-entries",
     capacity: |capacities| capacities.node_entries,
-    count: count_entries::<NodeKey, NodeEntry>,
+    // The index is made from `NODES`, and not taken over: its rows keep no capacity from changing.
+    count: |_| Ok(0),
 };
 
 pub const LENGTHS: MapSpec = MapSpec {
@@ -93,7 +95,17 @@ impl Index {
         self.set_lengths([(v4, wanted_v4), (v6, wanted_v6)].map(incomplete))
     }
 
-    /// Once `NODES` has all wanted rows: makes the index the wanted one. On a failure, the programs use none.
+    /// Makes the index that of the rows which `NODES` has. On a failure, the programs use none.
+    pub fn set(&mut self, wanted: &Wanted) -> Result<(), MapFailure> {
+        self.begin(wanted).and_then(|()| self.end(wanted)).or_else(|error| self.disable().and(Err(error)))
+    }
+
+    /// Lets the programs look up everything in `NODES`.
+    pub fn disable(&mut self) -> Result<(), MapFailure> {
+        self.set_lengths(<[PrefixLen; 2]>::default())
+    }
+
+    /// After `NODES` was changed: makes the index the wanted one. On a failure, the programs use none.
     pub fn end(&mut self, wanted: &Wanted) -> Result<(), MapFailure> {
         let set = self.set_rows(&wanted.rows).and_then(|()| {
             // One field after the other: a program that reads meanwhile sees no mixture.
@@ -102,7 +114,7 @@ impl Index {
             }
             self.set_lengths(wanted.lengths)
         });
-        set.or_else(|error| self.set_lengths(<[PrefixLen; 2]>::default()).and(Err(error)))
+        set.or_else(|error| self.disable().and(Err(error)))
     }
 
     /// Removes first: the rows fit, as those of `NODES` do.

@@ -86,9 +86,10 @@ impl Nodes {
 
     /// Makes the index that of the rows: an earlier agent, which changed these, may have known of none.
     pub fn index(&mut self) -> Result<(), MapFailure> {
-        let index = Wanted::of(&self.rows()?);
-        self.index.begin(&index)?;
-        self.index.end(&index)
+        match self.rows() {
+            Ok(rows) => self.index.set(&Wanted::of(&rows)),
+            Err(error) => self.index.disable().and(Err(error)),
+        }
     }
 
     /// Adds the rows of another map of this layout that are missing here.
@@ -96,8 +97,10 @@ impl Nodes {
         let from = SPEC.open_pin(directory)?;
         let limit = walk_limit(max_entries(&from).map_err(SPEC.failure("read"))?);
         let from: Trie = from.try_into().map_err(SPEC.failure("read"))?;
-        read(&from, limit)?.into_iter().try_for_each(|(key, row)| self.add(key, row).map(drop))?;
-        self.index()
+        let copied = read(&from, limit)?.into_iter().try_for_each(|(key, row)| self.add(key, row).map(drop));
+        // Also of some rows: an index that lacks them would count as complete.
+        self.index()?;
+        copied
     }
 
     /// Sets rows, or removes them all, by one system call. Otherwise row by row: a full map takes some of

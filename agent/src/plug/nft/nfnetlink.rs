@@ -87,15 +87,7 @@ pub(super) fn dump(kind: u16, family: u8, attributes: &[Attribute]) -> io::Resul
         all.extend(object(it).map(|(family, object)| (family, object.to_vec())));
         ControlFlow::Continue(())
     });
-    match found {
-        // Without nftables EINVAL, without the object ENOENT.
-        Err(error)
-            if [Errno::EINVAL, Errno::ENOENT].iter().any(|it| error.raw_os_error() == Some(*it as i32)) =>
-        {
-            Ok(Vec::new())
-        }
-        found => found,
-    }
+    or_nothing(found)
 }
 
 /// Shows each object of a kind that matches, of another subsystem. The answer has at most `datagrams`.
@@ -113,7 +105,15 @@ pub(super) fn visit(
         object(it).into_iter().for_each(|(_, object)| each(object));
         ControlFlow::Continue(())
     });
-    visited.map(drop)
+    or_nothing(visited.map(drop))
+}
+
+/// Without the subsystem the kernel answers EINVAL, and without the object ENOENT.
+fn or_nothing<T: Default>(found: io::Result<T>) -> io::Result<T> {
+    let is_missing = |error: &io::Error| {
+        [Errno::EINVAL, Errno::ENOENT].iter().any(|it| error.raw_os_error() == Some(*it as i32))
+    };
+    found.or_else(|error| if is_missing(&error) { Ok(T::default()) } else { Err(error) })
 }
 
 /// Makes one change of another subsystem.
