@@ -17,9 +17,7 @@ use std::{
 use agent_common::{NodeEntry, NodeKey, PrefixLen};
 use aya::maps::{Array, HashMap as BpfHashMap, IterableMap as _, MapData};
 
-use super::table::{
-    BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, rows_of_hash, set_all,
-};
+use super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, insist, rows_of_hash, set_all};
 use crate::{
     crash::{self, Step},
     metrics::MapMetrics,
