@@ -1,4 +1,4 @@
-//! Returns the memory of a start to the kernel.
+//! Keeps the agent's resident memory small, mostly by returning what a start took.
 //!
 //! The allocator returns freed memory only on later allocations, and an idle agent makes few. Three quarters
 //! of the code run at start only: parsers of settings, YAML and BTF, and the loader.
@@ -36,7 +36,7 @@ pub fn share_pages() {
 /// allocation: after 500 ADDs, nine megabytes were left. Not before the end of a start, which soon needs what
 /// it frees.
 pub fn release_at_once() {
-    // First what waits for the end of the delay: without one, nothing ends.
+    // Before the delay is zero: with zero, the allocator no longer looks at purges that it has scheduled.
     release();
     set(PURGE_DELAY, 0);
 }

@@ -95,7 +95,8 @@ impl Index {
 
     /// Makes the index that of the rows which `NODES` has. On a failure, the programs use none.
     pub fn set(&mut self, wanted: &Wanted) -> Result<(), MapFailure> {
-        self.begin(wanted).and_then(|()| self.end(wanted)).or_else(|error| self.disable().and(Err(error)))
+        self.begin(wanted)?;
+        self.end(wanted)
     }
 
     /// Lets the programs look up everything in `NODES`.

@@ -32,7 +32,7 @@ pub struct MapSpec {
     /// The flag that sets the capacity.
     pub setting: &'static str,
     pub capacity: fn(&Capacities) -> u32,
-    /// Counts the entries of a map of this layout.
+    /// Counts the entries of a map of this layout that a smaller successor would have to take over.
     pub count: fn(Map) -> Result<usize, MapError>,
 }
 
