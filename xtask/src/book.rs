@@ -4,7 +4,6 @@
 //! a change, and with each file that a page links to.
 
 pub(crate) mod links;
-#[cfg(test)]
 pub(crate) mod shown;
 mod site;
 

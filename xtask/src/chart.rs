@@ -6,7 +6,7 @@
 mod functions;
 mod schema;
 
-use std::fs;
+use std::{collections::BTreeMap, fs};
 
 use anyhow::Result;
 use gotmpl::Template;
@@ -95,6 +95,27 @@ pub(crate) fn merge(base: &mut Value, over: &Value) {
         }
         (base, over) => *base = over.clone(),
     }
+}
+
+/// The first object, by kind and name, that two renderings do not have in common.
+///
+/// # Errors
+/// If one of them is not YAML.
+pub(crate) fn difference(ours: &str, theirs: &str) -> Result<Option<String>> {
+    let (ours, theirs) = (objects(ours)?, objects(theirs)?);
+    Ok(ours.keys().chain(theirs.keys()).find(|key| ours.get(*key) != theirs.get(*key)).cloned())
+}
+
+fn objects(text: &str) -> Result<BTreeMap<String, Value>> {
+    let objects: Vec<Value> = serde_saphyr::from_multiple(text)?;
+    let name = |it: &Value| {
+        format!(
+            "{} {}",
+            it.get("kind").unwrap_or(&Value::Null),
+            it.pointer("/metadata/name").unwrap_or(&Value::Null)
+        )
+    };
+    Ok(objects.into_iter().filter(|it| !it.is_null()).map(|it| (name(&it), it)).collect())
 }
 
 /// The chart's `values.yaml`.

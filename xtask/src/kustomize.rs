@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 
 use crate::{
     chart::{self, Release},
+    clients::KUBECTL,
+    failure::{Failure, OrFail as _},
     files::{self, Written},
-    run::say,
+    run::{Step, say},
     workspace::Workspace,
 };
 
@@ -28,6 +30,27 @@ pub(crate) fn write(ws: &Workspace) -> Result<()> {
     for (path, content) in files(ws)? {
         if files::replace_if_changed(&ws.root.join(&path), content.as_bytes())? == Written::Changed {
             say(format!("{}: written", path.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Compares what kubectl's own Kustomize makes of each base with the files that the base names.
+///
+/// # Errors
+/// If kubectl cannot be installed, refuses a base, or renders other objects.
+pub(crate) fn check(ws: &Workspace) -> Result<()> {
+    let kubectl = KUBECTL.find(ws)?;
+    for (path, content) in files(ws)?.iter().filter(|(path, _)| path.starts_with(FOLDER)) {
+        let base = path.parent().unwrap_or(path);
+        let doing = format!("comparing what kubectl renders of {}", base.display());
+        let remedy = format!("correct {}", base.join("kustomization.yaml").display());
+        say(&doing);
+        let build = Step::new(&kubectl, &*doing, &*remedy).current_dir(&ws.root);
+        let built = build.arg("kustomize").arg(base).ask()?;
+        if let Some(object) = chart::difference(content, &built).or_fail(&*doing, &*remedy)? {
+            let why = format!("{object} differs from {}", path.display());
+            return Err(Failure { attempted: doing, why, remedy }.into());
         }
     }
     Ok(())

