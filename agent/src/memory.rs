@@ -1,7 +1,8 @@
-//! Keeps the agent's resident memory small, mostly by returning what a start took.
+//! Keeps the agent's resident memory small, mostly by returning what a start or a burst of work took.
 //!
 //! The allocator returns freed memory only on later allocations, and an idle agent makes few. Three quarters
-//! of the code run at start only: parsers of settings, YAML and BTF, and the loader.
+//! of the code run at start only: parsers of settings, YAML and BTF, and the loader. Of the rest, the kernel
+//! maps 64 KiB around each function that runs, and never unmaps them while the node has free memory.
 
 use std::{
     cell::Cell,
@@ -20,11 +21,21 @@ const START: Duration = Duration::from_secs(10);
 /// The least time between two releases of a thread.
 const IDLE: Duration = Duration::from_secs(5);
 
+/// The time between two unmappings of the executable. Each costs what runs next about 0.2 ms of page faults.
+const UNMAP: Duration = Duration::from_secs(60);
+
 /// `mi_option_purge_delay` of mimalloc 3 (`enum mi_option_e` in `mimalloc.h`), which the crate does not name.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 /// `mi_option_page_full_retain`.
 const PAGE_FULL_RETAIN: libmimalloc_sys::mi_option_t = 36;
+
+/// A part of the address space, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Region {
+    start: NonZero<usize>,
+    length: usize,
+}
 
 /// Lets threads that start later share the allocator's pages. By default a thread keeps two full pages of
 /// each size, and only that thread takes what is freed there: after 500 ADDs, two megabytes.
@@ -41,14 +52,19 @@ pub fn release_at_once() {
     set(PURGE_DELAY, 0);
 }
 
-/// Returns memory once the start is over. Never ends.
+/// Returns memory once the start is over, and unmaps the executable then and once in each [`UNMAP`]. Never
+/// ends.
 pub async fn release_after_start() {
     tokio::time::sleep(START).await;
     release();
-    if let Err(error) = unmap_code() {
-        tracing::debug!(%error, "cannot unmap the code of the start");
+    let unchanged = unchanged().unwrap_or_else(|error| {
+        tracing::debug!(%error, "cannot find the code of the start, which stays in memory");
+        Vec::new()
+    });
+    loop {
+        unchanged.iter().copied().for_each(Region::unmap);
+        tokio::time::sleep(UNMAP).await;
     }
-    std::future::pending().await
 }
 
 /// Returns free memory of this thread to the kernel, at most once in each [`IDLE`]. Call from a thread that
@@ -76,30 +92,55 @@ fn set(option: libmimalloc_sys::mi_option_t, value: c_long) {
     unsafe { libmimalloc_sys::mi_option_set(option, value) };
 }
 
-/// Unmaps the pages of the executable's code. Code that runs again is mapped again, 64 KiB at a time, from
-/// the page cache; the kernel may now drop the rest of it there, too.
-#[expect(unsafe_code, reason = "madvise")]
-fn unmap_code() -> io::Result<()> {
+/// The mappings of the executable that nothing has written: its code and its constants, without those that
+/// the linker relocated.
+fn unchanged() -> io::Result<Vec<Region>> {
     let executable = fs::read_link("/proc/self/exe")?;
-    for line in fs::read_to_string("/proc/self/maps")?.lines() {
-        let Some((start, length)) = code(line, &executable.to_string_lossy()) else { continue };
-        // SAFETY: the mapping is the executable's, and not writable: each page is an unchanged copy of the
-        // file (the linker relocates data only), which the kernel maps again on the next access.
-        unsafe { madvise(start, length, MmapAdvise::MADV_DONTNEED) }?;
-    }
-    Ok(())
+    Ok(unchanged_in(&fs::read_to_string("/proc/self/smaps")?, &executable.to_string_lossy()))
 }
 
-/// Start and bytes of a mapping in `/proc/self/maps`, if it has code of an executable.
-fn code(line: &str, executable: &str) -> Option<(NonNull<c_void>, usize)> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    if fields.next() != Some("r-xp") || fields.next_back() != Some(executable) {
-        return None;
+/// Reads `/proc/self/smaps`, see proc_pid_smaps(5): a line for each mapping, with a line for each of its
+/// properties below.
+fn unchanged_in(smaps: &str, executable: &str) -> Vec<Region> {
+    let mut current = None;
+    let mut found = Vec::new();
+    for line in smaps.lines() {
+        match line.split_once(':') {
+            Some(("Anonymous", size)) if size.trim() == "0 kB" => found.extend(current.take()),
+            // The first word of a mapping's own line has no colon, unlike the device after it.
+            Some((name, _)) if !name.contains(' ') => {}
+            _ => current = Region::read_only(line, executable),
+        }
     }
-    let [start, end] = [start, end].map(|it| usize::from_str_radix(it, 16).ok());
-    let (start, end) = (NonZero::new(start?)?, end?);
-    Some((NonNull::with_exposed_provenance(start), end.checked_sub(start.get())?))
+    found
+}
+
+// === impl Region ===
+
+impl Region {
+    /// From the line of a mapping, if it is of an executable and not writable.
+    fn read_only(line: &str, executable: &str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        if !matches!(fields.next()?, "r-xp" | "r--p") || fields.next_back() != Some(executable) {
+            return None;
+        }
+        let [start, end] = [start, end].map(|it| usize::from_str_radix(it, 16).ok());
+        let (start, end) = (NonZero::new(start?)?, end?);
+        Some(Self { start, length: end.checked_sub(start.get())? })
+    }
+
+    /// What is used again is mapped again, 64 KiB at a time, from the page cache; the kernel may now drop the
+    /// rest of it there, too.
+    #[expect(unsafe_code, reason = "madvise")]
+    fn unmap(self) {
+        let start = NonNull::<c_void>::with_exposed_provenance(self.start);
+        // SAFETY: the mapping is the executable's, not writable, and had no page of its own when it was
+        // found: each page is an unchanged copy of the file, which the kernel maps again on the next access.
+        if let Err(error) = unsafe { madvise(start, self.length, MmapAdvise::MADV_DONTNEED) } {
+            tracing::debug!(%error, "cannot unmap code");
+        }
+    }
 }
 
 #[cfg(test)]
@@ -118,20 +159,30 @@ mod tests {
     }
 
     #[test]
-    fn only_the_executables_code_is_unmapped() {
-        let code = |line| code(line, "/opt/agent").map(|(start, length)| (start.as_ptr() as usize, length));
-        assert_eq!(code("1000-4000 r-xp 00002000 00:29 3   /opt/agent"), Some((0x1000, 0x3000)));
+    fn only_what_the_executable_has_unchanged_is_unmapped() {
+        let of = |line: &str, anonymous: &str| {
+            let smaps = format!("{line}\nSize:  12 kB\nAnonymous:       {anonymous}\nVmFlags: rd ex mr\n");
+            unchanged_in(&smaps, "/opt/agent")
+        };
+        let region = Region { start: NonZero::new(0x1000).unwrap(), length: 0x3000 };
+        for line in
+            ["1000-4000 r-xp 00002000 00:29 3   /opt/agent", "1000-4000 r--p 00000000 00:29 3 /opt/agent"]
+        {
+            assert_eq!(of(line, "0 kB"), [region]);
+            assert_eq!(of(line, "4 kB"), [], "relocated");
+        }
         for other in [
             "1000-4000 rw-p 00002000 00:29 3   /opt/agent",
-            "1000-4000 r--p 00002000 00:29 3   /opt/agent",
             "1000-4000 rwxp 00002000 00:29 3   /opt/agent",
             "1000-4000 r-xp 00002000 00:29 3   /lib/libc.so.6",
             "1000-4000 r-xp 00000000 00:00 0   [vdso]",
             "1000-4000 r-xp 00000000 00:00 0",
             "",
         ] {
-            assert_eq!(code(other), None, "{other}");
+            assert_eq!(of(other, "0 kB"), [], "{other}");
         }
-        unmap_code().unwrap();
+        let own = unchanged().unwrap();
+        assert!(!own.is_empty());
+        own.into_iter().for_each(Region::unmap);
     }
 }
