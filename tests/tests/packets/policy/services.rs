@@ -46,7 +46,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Longer than a packet on the node takes.
 const SILENCE: Duration = Duration::from_millis(300);
 
-/// A node with all programs, whose stack translates a Service. `ONLY_V4`'s interface is an uplink.
+/// A node with all programs, whose stack translates a Service. `ONLY_V4`'s interface is an uplink, or the
+/// tunnel.
 struct Node<'a, 'b> {
     policed: &'a mut Policed<'b>,
     a: Wire,
@@ -59,6 +60,16 @@ fn with_node(
     masquerades: bool,
     run: impl FnOnce(&mut Node<'_, '_>) -> anyhow::Result<()> + Send,
 ) -> anyhow::Result<()> {
+    with_node_by(Program::ToLink, policies, masquerades, run)
+}
+
+/// `link`: the program of the interface by which packets leave the node.
+fn with_node_by(
+    link: Program,
+    policies: impl IntoIterator<Item = Change> + Send,
+    masquerades: bool,
+    run: impl FnOnce(&mut Node<'_, '_>) -> anyhow::Result<()> + Send,
+) -> anyhow::Result<()> {
     with_policies(policies, |policed| {
         add_service(policed)?;
         sys::mount_private("tmpfs", "/run")?;
@@ -67,7 +78,7 @@ fn with_node(
         sys::make_netns(ends)?;
         sys::in_netns(ends, || Ok(std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")?))?;
         for pod in [A, B, ONLY_V4] {
-            plug(policed, pod)?;
+            plug(policed, pod, link)?;
         }
         sys::run("ip link set lo up")?;
         sys::run(&format!("ip addr add 192.0.2.1/32 dev pod{}", ONLY_V4.ifindex))?;
@@ -81,7 +92,7 @@ fn with_node(
     })
 }
 
-fn plug(policed: &mut Policed<'_>, pod: Pod) -> anyhow::Result<()> {
+fn plug(policed: &mut Policed<'_>, pod: Pod, link: Program) -> anyhow::Result<()> {
     let colons = |mac: Mac| mac.map(|byte| format!("{byte:02x}")).join(":");
     let (host, peer, is_uplink) =
         (format!("pod{}", pod.ifindex), format!("peer{}", pod.ifindex), pod.ifindex == ONLY_V4.ifindex);
@@ -93,7 +104,7 @@ fn plug(policed: &mut Policed<'_>, pod: Pod) -> anyhow::Result<()> {
         sys::run(&format!("ip route replace {address} dev {host}"))?;
     }
     if is_uplink {
-        return policed.attach(Program::ToLink, &host);
+        return policed.attach(link, &host);
     }
     policed.attach(Program::FromPod, &host)?;
     policed.attach(Program::ToPod, &host)
@@ -233,16 +244,25 @@ fn a_pod_of_the_node_behind_a_service_is_judged_by_its_own_address_and_port() {
 #[test]
 fn a_host_behind_a_service_is_judged_where_packets_leave() {
     let far = json!({"ipBlock": {"cidr": "203.0.113.0/24"}});
-    with_node([egress_to(far.clone(), BACKEND)], true, |node| {
-        node.expect("SYN", &to_vip(TO_FAR, SYN), Some(&node.far))?;
-        node.expect("IPv6, of no block", &to_vip_v6(TO_FAR, SYN), None)?;
-        ensure!(node.drops(A)? == (1, 0), "{:?}", node.policed.counters()?);
-        node.policed.apply([egress_to(far, TO_FAR)])?;
-        node.expect("by the Service's port", &to_vip(TO_FAR, SYN), None)?;
-        ensure!(node.drops(A)? == (2, 0), "{:?}", node.policed.counters()?);
-        Ok(())
-    })
-    .unwrap();
+    for link in [Program::ToLink, Program::ToTunnel] {
+        let leaves = egress_to(far.clone(), BACKEND);
+        with_node_by(link, [leaves], true, |node| {
+            node.expect("SYN", &to_vip(TO_FAR, SYN), Some(&node.far))?;
+            node.expect("IPv6, of no block", &to_vip_v6(TO_FAR, SYN), None)?;
+            ensure!(node.drops(A)? == (1, 0), "{:?}", node.policed.counters()?);
+            let far_v6 = json!({"ipBlock": {"cidr": "2001:db8:ff::/48"}});
+            node.policed.apply([egress_to(far_v6, BACKEND)])?;
+            node.expect("IPv6", &to_vip_v6(TO_FAR, SYN), Some(&node.far))?;
+            node.expect("IPv4, of no block", &to_vip(TO_FAR, SYN), None)?;
+            ensure!(node.drops(A)? == (2, 0), "{:?}", node.policed.counters()?);
+            node.policed.apply([egress_to(far.clone(), TO_FAR)])?;
+            node.expect("by the Service's port", &to_vip(TO_FAR, SYN), None)?;
+            ensure!(node.drops(A)? == (3, 0), "{:?}", node.policed.counters()?);
+            Ok(())
+        })
+        .with_context(|| format!("by {}", link.name()))
+        .unwrap();
+    }
 }
 
 /// The rules do not see the packet inside, and must not judge the tunnel's other end in its place.
