@@ -5,9 +5,9 @@
 //! hash names, and removes the flow that had it: one that has ended, or the longest unused. So a pod with
 //! many flows displaces its own.
 //!
-//! Pending flows that a pod has begun and those that other hosts begin have places apart from each other:
-//! unanswered packets from outside displace no request of the pod. A pending flow that ends or is answered
-//! keeps its place until the next one wants it.
+//! Flows that a pod has begun and those that other hosts begin have places apart from each other, pending
+//! and answered ones: nothing from outside displaces a flow that the pod has begun. A pending flow that ends
+//! or is answered keeps its place until the next one wants it.
 
 use core::cell::Cell;
 
@@ -39,7 +39,10 @@ static POLICY_PLACES_SECRET: Global<u64> = Global::new(0x9e37_79b9_7f4a_7c15);
 
 /// Places of which a new flow takes one.
 const TRIES: u32 = 8;
-/// The first place of pending flows, begun by the pod, and by others.
+/// The first place of answered flows, begun by the pod, and by others, and of pending ones. An earlier build
+/// gave places of the first kind to both kinds of answered flows; such a flow keeps its place.
+const ANSWERED: u32 = 0;
+const ANSWERED_OF_OTHERS: u32 = 1 << 29;
 const PENDING: u32 = 1 << 30;
 const PENDING_OF_OTHERS: u32 = 1 << 31;
 /// Two to the power of this is more jiffies than any flow waits.
@@ -59,8 +62,7 @@ pub extern "C" fn ferrule_begin_flow() -> u32 {
         let _ = POLICY_FLOWS.remove(key);
     }
     let ifindex = payer(key, view);
-    let is_of_others = view.flags & View::BEGUN_BY_PEER != 0 && view.peer == 0;
-    let first = if is_of_others { PENDING_OF_OTHERS } else { PENDING };
+    let first = if is_of_others(view) { PENDING_OF_OTHERS } else { PENDING };
     let places = pending_flows(POLICY_FLOWS_PER_POD.load());
     occupy(case, ifindex, first, places, &POLICY_PENDING);
     let _ = POLICY_PENDING.insert(key, view, 0);
@@ -80,8 +82,9 @@ pub extern "C" fn ferrule_keep_flow() -> u32 {
     case.begun.set(NewView { used, epoch, peer, flags });
     let (view, places) = (case.begun(), POLICY_FLOWS_PER_POD.load());
     let ifindex = payer(key, view);
+    let first = if is_of_others(view) { ANSWERED_OF_OTHERS } else { ANSWERED };
     // Otherwise, the flow's next packet tries again.
-    if occupy(case, ifindex, 0, places, &POLICY_FLOWS) && POLICY_FLOWS.insert(key, view, 0).is_ok() {
+    if occupy(case, ifindex, first, places, &POLICY_FLOWS) && POLICY_FLOWS.insert(key, view, 0).is_ok() {
         let _ = POLICY_PENDING.remove(key);
     }
     0
@@ -94,6 +97,12 @@ fn payer(key: &ViewKey, view: &View) -> u32 {
     let is_begun_by_peer = Condition::nonzero((view.flags & View::BEGUN_BY_PEER).into());
     let is_peers = is_begun_by_peer & Condition::nonzero(peer.into());
     pick(is_peers.mask(), peer.into(), own.into()) as u32
+}
+
+/// Whether another host has begun the flow, or this node's.
+#[inline(always)]
+fn is_of_others(view: &View) -> bool {
+    view.flags & View::BEGUN_BY_PEER != 0 && view.peer == 0
 }
 
 /// Gives a place of those from `first` on to the case's flow: an empty one, or that of an ended flow, or of

@@ -90,6 +90,37 @@ fn a_flood_from_outside_displaces_no_request_of_the_pod() {
 }
 
 #[test]
+fn answered_flows_from_outside_displace_no_flow_that_the_pod_has_begun() {
+    const OWN: u16 = 20;
+    let rules = json!({"ingress": [{"ports": [{"protocol": "UDP", "port": 9}]}], "egress": [{}],
+        "policyTypes": ["Ingress", "Egress"]});
+    with_policies([policy("a", rules)], |node| {
+        let request = |port| v4(A.v4, FAR_V4, UDP, &udp(port, 53, b""));
+        let reply = |port| v4(FAR_V4, A.v4, UDP, &udp(53, port, b""));
+        for port in 100..100 + OWN {
+            ensure!(node.sends(A, &request(port))? && node.receives(A, UPLINK, &reply(port))?);
+            ensure!(node.sends(A, &request(port))?);
+        }
+        let share = u16::try_from(SHARE)?;
+        for port in 10_000..10_000 + 5 * share {
+            let there = v4(FAR_V4, A.v4, UDP, &udp(port, 9, b""));
+            let back = v4(A.v4, FAR_V4, UDP, &udp(9, port, b""));
+            ensure!(node.receives(A, UPLINK, &there)? && node.sends(A, &back)?);
+            ensure!(node.receives(A, UPLINK, &there)?);
+        }
+        let all: Vec<_> = node.policy_flows.keys().collect::<Result<_, _>>()?;
+        let of_flood = all.iter().filter(|key| key.own_port == 9).count();
+        ensure!((SHARE / 2..=SHARE).contains(&of_flood), "{of_flood} answered flows from outside");
+        ensure!(all.len() - of_flood == usize::from(OWN), "{} of {OWN} own flows", all.len() - of_flood);
+        for port in 100..100 + OWN {
+            ensure!(node.receives(A, UPLINK, &reply(port))?, "the reply of flow {port}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn exchanges_that_have_ended_give_way_to_requests_of_the_pod_that_wait() {
     const WAITING: u16 = 20;
     let rules = json!({"policyTypes": ["Ingress", "Egress"], "egress": [{}]});
