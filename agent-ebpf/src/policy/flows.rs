@@ -24,9 +24,10 @@ use super::{
 };
 use crate::{
     address::Address,
+    branchless::{Condition, pick},
     flow_key::Key,
     flows as stack_flows,
-    headers::{ACK, FIN, RST, SYN, TCP},
+    headers::{ACK, FIN, RST, SCTP, SYN, TCP},
     vifs,
 };
 
@@ -210,11 +211,9 @@ fn settle(case: &Case) -> u32 {
         return if begins { answer | answer::BEGIN } else { answer };
     }
     if answer & answer::DENY != 0 {
-        // The flow stays known, with its old epoch, so that each packet asks again: what the other end goes
-        // on to send must not begin the same flow once more, the other way round.
+        // The flow stays known, with its old epoch, so that each packet asks again.
         if let Some(Found { view, .. }) = find(case) {
-            // SAFETY: as below.
-            unsafe { (*view).used = now() };
+            keep_known(case, view);
         }
         return answer;
     }
@@ -235,6 +234,21 @@ fn settle(case: &Case) -> u32 {
     }
     let answer = if is_forward { answer } else { answer & !answer::DEFER };
     answer | note(case, found, is_forward, case.end.get().direction == direction::EGRESS)
+}
+
+/// Notes the time of a connection's packet that may be denied: what the server goes on to send must not begin
+/// the connection once more, the other way round. Of protocols without connections, only what passes keeps a
+/// flow known: an end that its rules let send, and whose packets count as replies in a flow that is denied,
+/// begins its own after the usual time.
+#[inline(always)]
+pub fn keep_known(case: &Case, view: *mut View) {
+    let protocol = case.ends.get().protocol.byte();
+    let is_other = |than: u8| Condition::nonzero((protocol ^ than).into());
+    let has_none = (is_other(TCP) & is_other(SCTP)).mask();
+    // Without a branch, which the verifier would walk both ways.
+    // SAFETY: an entry stays writable until the program returns; an aligned field, to which other CPUs may
+    // write, too.
+    unsafe { (*view).used = pick(has_none, (*view).used, now()) };
 }
 
 /// The entry of the case's view.

@@ -107,16 +107,18 @@ fn look_up_at_end(case: &Case, own: case::View, is_egress: bool, is_allowed: boo
     let (is_low, is_by_low) = (own.ifindex < other, view.flags & View::BEGUN_BY_PEER == 0);
     let is_own = is_low == is_by_low;
     if is_allowed {
-        // Otherwise, the other end has to be asked, too.
+        // Otherwise, the other end has to be asked, too: the receiver is the last one.
         if !others.is_open() {
+            if !is_egress {
+                // SAFETY: as in `renew`.
+                unsafe { (*found.view).used = now() };
+            }
             return 0;
         }
         // SAFETY: as in `renew`.
         unsafe { (*found.view).epoch = sum(case, others) };
     } else if !is_current(case, &view, others) {
-        // Also if the packet is denied: what the other end sends must not begin the flow the other way round.
-        // SAFETY: as in `renew`.
-        unsafe { (*found.view).used = now() };
+        flows::keep_known(case, found.view);
         case.view.set(own);
         if case.question.get().known == Question::REPLACES {
             // The answer would be noted in the end's own view, which has ended.
@@ -151,9 +153,7 @@ fn look_up(case: &Case) -> u32 {
         return answer::ASK;
     }
     if !is_current {
-        // Also if the packet is denied: what the other end sends must not begin the flow the other way round.
-        // SAFETY: as in `renew`.
-        unsafe { (*found.view).used = now() };
+        flows::keep_known(case, found.view);
         case.pair.set(if is_forward { pair::FORWARD } else { pair::BACK });
         return answer::ASK;
     }

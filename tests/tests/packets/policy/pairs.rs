@@ -5,7 +5,7 @@ use agent_common::{
     policy::{Subject, View, ViewKey},
 };
 use anyhow::{Context as _, ensure};
-use ferrule_tests::packet::{ICMP, Ipv4, TCP, UDP, data, icmp_error, udp};
+use ferrule_tests::packet::{ICMP, Ipv4, SCTP, TCP, UDP, data, icmp_error, udp};
 use serde_json::json;
 
 use super::{
@@ -243,20 +243,90 @@ fn a_pair_of_an_end_that_has_become_open_is_in_use_for_as_long_as_either_end_sen
 }
 
 #[test]
-fn the_server_of_a_pair_that_is_denied_does_not_begin_the_flow_the_other_way_round() {
+fn the_server_of_a_connection_that_is_denied_does_not_begin_it_the_other_way_round() {
+    // The client's port is the lower one: nothing in the server's packets tells that they are replies.
+    let ports = (5, 50_000);
+    let any = json!({"policyTypes": ["Ingress", "Egress"], "ingress": [{"from": [app("a")]}]});
+    let [_, of_a] = only_a_calls_b();
+    let there = v4(A.v4, B.v4, TCP, &segment(ports.0, ports.1, SYN));
+    let back = |flags| v4(B.v4, A.v4, TCP, &segment(ports.1, ports.0, flags));
+    // Of SCTP, the programs read no more than the ports.
+    let sctp = |ttl| Ipv4 { ttl, ..Ipv4::new(B.v4, A.v4, SCTP) }.with(&udp(ports.1, ports.0, b""));
+    let sctp_there = v4(A.v4, B.v4, SCTP, &udp(ports.0, ports.1, b""));
+    for [request, answer, reply] in [
+        [there.clone(), back(SYN | ACK), back(ACK)],
+        [there, back(SYN | ACK), by_stack(B, A, (ports.1, ports.0))],
+        [sctp_there.clone(), sctp(64), sctp(64)],
+        [sctp_there, sctp(64), sctp(1)],
+    ] {
+        with_policies([policy("b", any.clone()), of_a.clone()], |node| {
+            node.check(&[
+                ("the request", Sends(A, request), true),
+                ("the answer", Sends(B, answer), true),
+                ("the reply", Sends(B, reply.clone()), true),
+            ])?;
+            // What the server begins is allowed.
+            node.apply([
+                policy("b", json!({"policyTypes": ["Ingress"]})),
+                policy("a", json!({"ingress": [{}]})),
+            ])?;
+            for _ in 0..3 {
+                node.check(&[("the server goes on", Sends(B, reply.clone()), false)])?;
+                age(node, 100_000)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn datagrams_of_a_pair_that_is_denied_are_of_a_new_flow_two_minutes_after_the_last_that_passed() {
+    for ttl in [64, 1] {
+        with_policies(only_a_calls_b(), |node| {
+            let request = v4(A.v4, B.v4, UDP, &udp(5, 80, b""));
+            let reply = Ipv4 { ttl, ..Ipv4::new(B.v4, A.v4, UDP) }.with(&udp(80, 5, b""));
+            node.check(&[
+                ("the request", Sends(A, request.clone()), true),
+                ("the reply", Sends(B, reply.clone()), true),
+            ])?;
+            // What the server begins is allowed, and nothing that the client begins.
+            node.apply([
+                policy("b", json!({"policyTypes": ["Ingress"]})),
+                policy("a", json!({"ingress": [{}]})),
+            ])?;
+            for _ in 0..2 {
+                node.check(&[
+                    ("a reply", Sends(B, reply.clone()), false),
+                    ("the client", Sends(A, request.clone()), false),
+                ])?;
+                age(node, 61_000)?;
+            }
+            node.check(&[
+                ("the client begins", Sends(A, request.clone()), false),
+                ("the server begins", Sends(B, reply.clone()), true),
+                ("a reply of the client", Sends(A, request.clone()), true),
+            ])
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_pair_by_the_stack_that_both_ends_allow_again_is_in_use() {
     with_policies(only_a_calls_b(), |node| {
-        let reply = Ipv4 { ttl: 1, ..Ipv4::new(B.v4, A.v4, UDP) }.with(&udp(80, 5, b""));
-        node.check(&[
-            ("the request", Sends(A, v4(A.v4, B.v4, UDP, &udp(5, 80, b""))), true),
-            ("the reply by the stack", Sends(B, reply.clone()), true),
-        ])?;
-        // What the server begins is allowed.
-        node.apply([policy("b", json!({"policyTypes": ["Ingress"]}))])?;
+        let request = v4(A.v4, B.v4, UDP, &udp(5, 80, b""));
+        let by_stack = Ipv4 { ttl: 1, ..Ipv4::new(A.v4, B.v4, UDP) }.with(&udp(5, 80, b""));
+        node.check(&[("the request", Sends(A, request.clone()), true)])?;
+        node.change(B, |subject| subject.epoch += 1)?;
         for _ in 0..3 {
-            node.check(&[("the server goes on", Sends(B, reply.clone()), false)])?;
-            age(node, 100_000)?;
+            age(node, 61_000)?;
+            node.check(&[
+                ("at the sender", Sends(A, by_stack.clone()), true),
+                ("at the receiver", Receives(B, A.ifindex, request.clone()), true),
+            ])?;
         }
-        Ok(())
+        the_pair(node).map(drop)
     })
     .unwrap();
 }
