@@ -3,12 +3,14 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fastrand::Rng;
-use ferrule_policy::Change;
+use ferrule_policy::{Change, PolicyId};
 use serde_json::{Value, json};
 
 use super::world::{End, ICMP, Labels, Pod, SCTP, TCP, Traffic, UDP, World};
 
 const NAMESPACES: [&str; 4] = ["a", "b", "c", "d"];
+/// The interfaces of pods are numbered from 1 to this.
+pub const LAST_INTERFACE: u32 = 24;
 const PORT_NAMES: [&str; 3] = ["web", "dns", "meta"];
 pub const TRAFFIC: [Traffic; 6] = [(TCP, 80), (TCP, 81), (UDP, 80), (SCTP, 81), (TCP, 8080), (ICMP, 0)];
 
@@ -58,7 +60,7 @@ pub fn edit(rng: &mut Rng, world: &mut World) -> Vec<Change> {
         let n = rng.usize(..world.pods.len());
         world.pods.keys().nth(n).unwrap().clone()
     };
-    match rng.u8(..13) {
+    match rng.u8(..16) {
         0 | 1 => {
             let uid = some_pod(rng, world);
             world.pods.get_mut(&uid).unwrap().labels = labels(rng);
@@ -94,10 +96,12 @@ pub fn edit(rng: &mut Rng, world: &mut World) -> Vec<Change> {
         }
         8 => replace(rng, world),
         9 => {
-            let id = u32::from(rng.u8(..12)) + 1;
-            let uid = uid(u8::try_from(id).unwrap() - 1);
-            let is_policed = world.pods.get(&uid).is_some_and(|pod| !pod.host_network);
-            if world.endpoints.remove(&id).is_none() && is_policed {
+            let uid = pod_of(world, rng.u8(..12));
+            let there = interface(world, &uid);
+            let id = there.unwrap_or_else(|| u32::from(number(&world.pods[&uid])) + 1);
+            if there.is_some() {
+                world.endpoints.remove(&id);
+            } else if !world.pods[&uid].host_network {
                 world.endpoints.insert(id, uid);
             }
             vec![world.endpoint(id)]
@@ -111,6 +115,7 @@ pub fn edit(rng: &mut Rng, world: &mut World) -> Vec<Change> {
             set_service(rng, world, i);
             vec![world.service(&format!("s{i}"))]
         }
+        12..=14 => renew(rng, world),
         _ => {
             let name = ["n0", "n1"][rng.usize(..2)];
             world.nodes.get_mut(name).unwrap().0 = labels(rng);
@@ -119,26 +124,104 @@ pub fn edit(rng: &mut Rng, world: &mut World) -> Vec<Change> {
     }
 }
 
-/// A pod of another node is replaced: its address goes to a new pod, and its deletion is seen before or
-/// after.
+/// A pod is replaced: its address goes to a new pod. Its deletion is seen before or after; and so is the end
+/// of its interface, but before that of the new pod on this node.
 fn replace(rng: &mut Rng, world: &mut World) -> Vec<Change> {
     let i = rng.u8(..12);
-    let old =
-        world.pods.iter().find(|(_, pod)| pod.name == format!("pod{i}")).map(|(uid, _)| uid.clone()).unwrap();
-    if world.endpoints.values().any(|it| *it == old) {
-        return Vec::new();
-    }
+    let old = pod_of(world, i);
     let created = world.pods[&old].created.clone();
     let mut new = pod(rng, i);
     new.created = format!("{}1", created.trim_end_matches('Z'));
-    let uid = format!("{}x", old);
+    let (uid, is_policed) = (format!("{old}x"), !new.host_network);
+    let of_old = interface(world, &old);
     world.pods.remove(&old);
     world.pods.insert(uid.clone(), new);
     let mut changes = vec![world.pod(&uid), Change::PodGone { uid: old }];
-    if rng.bool() {
-        changes.reverse();
+    let Some(before) = of_old else {
+        rng.shuffle(&mut changes);
+        return changes;
+    };
+    world.endpoints.remove(&before);
+    changes.push(world.endpoint(before));
+    if !is_policed {
+        rng.shuffle(&mut changes);
+        return changes;
+    }
+    // The number of an interface is seldom the next one's, too.
+    let id = if rng.u8(..4) == 0 { before } else { (before + 11) % LAST_INTERFACE + 1 };
+    world.endpoints.insert(id, uid);
+    changes.push(world.endpoint(id));
+    rng.shuffle(&mut changes);
+    let is_end = |it: &Change| matches!(it, Change::EndpointGone { .. });
+    let is_begin = |it: &Change| matches!(it, Change::Endpoint(_));
+    let [end, begin] =
+        [changes.iter().position(is_end), changes.iter().position(is_begin)].map(Option::unwrap);
+    if begin < end {
+        changes.swap(begin, end);
     }
     changes
+}
+
+/// A policy, a namespace or a Service is created again, with other contents. The deletion of the old one is
+/// seen before or after.
+fn renew(rng: &mut Rng, world: &mut World) -> Vec<Change> {
+    let mut changes = match rng.u8(..4) {
+        0 => {
+            let name = NAMESPACES[rng.usize(..NAMESPACES.len())].to_owned();
+            let uid = world.renew(&name);
+            let mut new = labels(rng);
+            new.insert("kubernetes.io/metadata.name".to_owned(), name.clone());
+            world.namespaces.insert(name.clone(), new);
+            vec![world.namespace(&name), Change::NamespaceGone { name, uid }]
+        }
+        1 => {
+            let name = format!("s{}", rng.u8(..2));
+            if !world.services.contains_key(&name) {
+                return Vec::new();
+            }
+            let uid = world.renew(&name);
+            let addresses = marked(rng);
+            world.services.insert(name.clone(), addresses);
+            vec![world.service(&name), Change::ServiceGone { uid }]
+        }
+        _ => {
+            let i = rng.u8(..8);
+            let (key, cluster) = (policy_key(i), format!("c{i}"));
+            let (id, first) = match i {
+                ..5 if world.policies.contains_key(&key) => {
+                    (PolicyId::namespaced(&*key.0, &*key.1), format!("{}/{}", key.0, key.1))
+                }
+                5.. if world.cluster_policies.contains_key(&cluster) => {
+                    (PolicyId::cluster(&*cluster), cluster)
+                }
+                _ => return Vec::new(),
+            };
+            let uid = world.renew(&first);
+            let mut changes = set_policy(rng, world, i);
+            changes.push(Change::PolicyGone { id, uid });
+            changes
+        }
+    };
+    rng.shuffle(&mut changes);
+    changes
+}
+
+/// The UID of the pod with a number now.
+fn pod_of(world: &World, i: u8) -> String {
+    world.pods.iter().find(|(_, pod)| number(pod) == i).map(|(uid, _)| uid.clone()).unwrap()
+}
+
+fn number(pod: &Pod) -> u8 {
+    pod.name.trim_start_matches("pod").parse().unwrap()
+}
+
+/// The number of a pod's interface, if the pod is of this node.
+fn interface(world: &World, uid: &str) -> Option<u32> {
+    world.endpoints.iter().find(|(_, it)| *it == uid).map(|(id, _)| *id)
+}
+
+fn policy_key(i: u8) -> (String, String) {
+    (NAMESPACES[usize::from(i) % NAMESPACES.len()].to_owned(), format!("p{i}"))
 }
 
 fn uid(i: u8) -> String {
@@ -211,7 +294,7 @@ fn set_policy(rng: &mut Rng, world: &mut World, i: u8) -> Vec<Change> {
         world.cluster_policies.insert(name.clone(), spec);
         return vec![world.cluster_policy(&name)];
     }
-    let key = (NAMESPACES[usize::from(i) % NAMESPACES.len()].to_owned(), format!("p{i}"));
+    let key = policy_key(i);
     world.policies.insert(key.clone(), spec(rng));
     vec![world.policy(&key)]
 }

@@ -23,12 +23,14 @@ pub struct World {
     pub cluster_policies: BTreeMap<String, Value>,
     /// By name: labels and addresses.
     pub nodes: BTreeMap<String, (Labels, Vec<IpAddr>)>,
-    /// The addresses of Services, by UID.
+    /// The addresses of Services, by their first UID.
     pub services: BTreeMap<String, Vec<IpAddr>>,
     /// The addresses of this node.
     pub own: Vec<IpAddr>,
     /// The pods of this node, by the number of their interfaces.
     pub endpoints: BTreeMap<u32, String>,
+    /// How often namespaces, policies and Services have been created again, by their first UID.
+    pub renewed: BTreeMap<String, u32>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -66,21 +68,25 @@ pub fn labels(pairs: &[(&str, &str)]) -> Labels {
 }
 
 pub fn network_policy(namespace: &str, name: &str, spec: &Value) -> Change {
-    let object = json!({"metadata": {"namespace": namespace, "name": name, "uid": format!("{namespace}/{name}")},
-        "spec": spec});
+    network_policy_of(&format!("{namespace}/{name}"), (namespace, name), spec)
+}
+
+fn network_policy_of(uid: &str, (namespace, name): (&str, &str), spec: &Value) -> Change {
+    let object = json!({"metadata": {"namespace": namespace, "name": name, "uid": uid}, "spec": spec});
     let object: PolicyObject = serde_json::from_str(&object.to_string()).unwrap();
     Change::Policy(Arc::new(object::network_policy(&object)))
 }
 
-pub fn cluster_policy(name: &str, spec: &Value) -> Change {
-    let object = json!({"metadata": {"name": name, "uid": name}, "spec": spec});
+pub fn cluster_policy(uid: &str, name: &str, spec: &Value) -> Change {
+    let object = json!({"metadata": {"name": name, "uid": uid}, "spec": spec});
     let object: PolicyObject = serde_json::from_str(&object.to_string()).unwrap();
     Change::Policy(Arc::new(object::cluster_network_policy(&object).unwrap()))
 }
 
 impl World {
     pub fn namespace(&self, name: &str) -> Change {
-        let object = json!({"metadata": {"name": name, "uid": name, "labels": self.namespaces[name]}});
+        let uid = self.uid(name);
+        let object = json!({"metadata": {"name": name, "uid": uid, "labels": self.namespaces[name]}});
         Change::Namespace(serde_json::from_value(object).unwrap())
     }
 
@@ -97,29 +103,42 @@ impl World {
         Change::Node(serde_json::from_value(object).unwrap())
     }
 
-    pub fn service(&self, uid: &str) -> Change {
-        let Some(addresses) = self.services.get(uid) else {
-            return Change::ServiceGone { uid: uid.to_owned() };
+    pub fn service(&self, first_uid: &str) -> Change {
+        let uid = self.uid(first_uid);
+        let Some(addresses) = self.services.get(first_uid) else {
+            return Change::ServiceGone { uid };
         };
-        let object = json!({"metadata": {"name": uid, "uid": uid}, "spec": {"externalIPs": addresses}});
+        let object = json!({"metadata": {"name": first_uid, "uid": uid}, "spec": {"externalIPs": addresses}});
         Change::Service(serde_json::from_value(object).unwrap())
     }
 
     pub fn policy(&self, key: &(String, String)) -> Change {
+        let (namespace, name) = (&*key.0, &*key.1);
+        let uid = self.uid(&format!("{namespace}/{name}"));
         match self.policies.get(key) {
-            Some(spec) => network_policy(&key.0, &key.1, spec),
-            None => Change::PolicyGone {
-                id: PolicyId::namespaced(&key.0, &key.1),
-                uid: format!("{}/{}", key.0, key.1),
-            },
+            Some(spec) => network_policy_of(&uid, (namespace, name), spec),
+            None => Change::PolicyGone { id: PolicyId::namespaced(namespace, name), uid },
         }
     }
 
     pub fn cluster_policy(&self, name: &str) -> Change {
+        let uid = self.uid(name);
         match self.cluster_policies.get(name) {
-            Some(spec) => cluster_policy(name, spec),
-            None => Change::PolicyGone { id: PolicyId::cluster(name), uid: name.to_owned() },
+            Some(spec) => cluster_policy(&uid, name, spec),
+            None => Change::PolicyGone { id: PolicyId::cluster(name), uid },
         }
+    }
+
+    /// The UID of a namespace, a policy or a Service now.
+    pub fn uid(&self, first: &str) -> String {
+        self.renewed.get(first).map_or_else(|| first.to_owned(), |n| format!("{first}+{n}"))
+    }
+
+    /// Gives an object another UID, and returns the one before.
+    pub fn renew(&mut self, first: &str) -> String {
+        let before = self.uid(first);
+        *self.renewed.entry(first.to_owned()).or_default() += 1;
+        before
     }
 
     pub fn endpoint(&self, id: u32) -> Change {

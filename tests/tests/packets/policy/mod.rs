@@ -114,7 +114,8 @@ pub fn policy(app: &str, spec: Value) -> Change {
 pub fn cluster_policy(app: &str, tier: &str, spec: Value) -> Change {
     let subject = json!({"pods": {"podSelector": {"matchLabels": {"app": app}}}});
     let spec = with(spec, json!({"tier": tier, "priority": 10, "subject": subject}));
-    world::cluster_policy(&format!("{tier}-{app}").to_lowercase(), &spec)
+    let name = format!("{tier}-{app}").to_lowercase();
+    world::cluster_policy(&name, &name, &spec)
 }
 
 /// An object with more fields.

@@ -239,7 +239,7 @@ fn is_in_range(address: IpAddr) -> bool {
 
 #[test]
 fn random_policies_judge_fresh_flows_as_the_compilers_lookup_does() {
-    let interfaces: Vec<u32> = (1..=12).map(|id| FIRST + id).collect();
+    let interfaces: Vec<u32> = (1..=random::LAST_INTERFACE).map(|id| FIRST + id).collect();
     let (passed, denied) = with_programs(&interfaces, |programs| {
         let other = NodeEntry { id: 2, ..NodeEntry::default() };
         programs.add_node(NodeKey::new([10, 0, 1, 0].into(), 24), other)?;
