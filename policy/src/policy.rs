@@ -211,6 +211,11 @@ impl Policy {
             Direction::Egress => self.egress.as_deref(),
         }
     }
+
+    /// How many rules the policy has, in both directions.
+    pub fn number_of_rules(&self) -> usize {
+        [&self.ingress, &self.egress].into_iter().flatten().map(Vec::len).sum()
+    }
 }
 
 // === impl PolicyId ===

@@ -11,6 +11,7 @@ use prometheus_client::{
 #[derive(Debug, Clone)]
 pub struct PolicyMetrics {
     pub policies: Gauge,
+    pub rules: Gauge,
     pub rulesets: Gauge,
     pub classes: Gauge,
     /// Changes that do not fit, and wait.
@@ -46,6 +47,7 @@ impl Default for PolicyMetrics {
     fn default() -> Self {
         let metrics = Self {
             policies: Gauge::default(),
+            rules: Gauge::default(),
             rulesets: Gauge::default(),
             classes: Gauge::default(),
             held: Family::default(),
@@ -82,6 +84,7 @@ impl PolicyMetrics {
 
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("policies", "Policies that are known", self.policies.clone());
+        registry.register("rules", "Rules of these policies", self.rules.clone());
         registry.register(
             "rulesets",
             "Sets of rules that pods with the same policies share, by direction",
@@ -111,7 +114,7 @@ impl PolicyMetrics {
         );
         registry.register_with_unit(
             "write",
-            "Duration of writing the rows of a batch of changes",
+            "Duration of writing the rows of a batch of changes, and of switching pods to them",
             Unit::Seconds,
             self.write.clone(),
         );

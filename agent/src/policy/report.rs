@@ -57,6 +57,7 @@ impl Report {
         self.metrics.classes.set(count(usage.classes));
         self.metrics.rulesets.set(count(usage.rulesets));
         self.metrics.policies.set(count(usage.policies));
+        self.metrics.rules.set(count(usage.rules));
     }
 
     /// The maps have what is compiled.

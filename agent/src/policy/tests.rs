@@ -571,3 +571,20 @@ fn health_names_programs_of_others_before_the_agents_and_stays_healthy() {
         assert!(Instant::now() < end, "{:?}", it.why());
     }
 }
+
+#[test]
+fn policies_and_their_rules_are_counted() {
+    let it = Setup::new();
+    let rules = json!({"podSelector": {}, "ingress": [{}, {"ports": [{"port": 80}]}], "egress": [{}]});
+    it.enforcer.replace(vec![namespace(), policy_of("web", "p", &rules), policy("q", "a")]);
+    let wait_for = |expected| {
+        let found = || (it.metrics.policies.get(), it.metrics.rules.get());
+        let end = Instant::now() + SOON;
+        while found() != expected {
+            assert!(Instant::now() < end, "{:?} instead of {expected:?}", found());
+        }
+    };
+    wait_for((2, 3));
+    it.enforcer.submit(gone("p"));
+    wait_for((1, 0));
+}

@@ -67,6 +67,8 @@ pub struct Usage {
     pub rulesets: usize,
     /// Policies, also those that select no pod of this node.
     pub policies: usize,
+    /// The rules of these policies.
+    pub rules: usize,
 }
 
 /// What is known of the rule that decided.
@@ -174,6 +176,7 @@ impl Compiler {
             classes: self.classes.len(),
             rulesets: self.rulesets.len(),
             policies: self.store.policies.len(),
+            rules: self.store.policies.iter().map(|(_, it)| it.policy.number_of_rules()).sum(),
         }
     }
 
