@@ -1,6 +1,10 @@
 //! Packets to addresses that the host translates: judged afterwards.
 
-use std::{path::Path, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::Path,
+    time::Duration,
+};
 
 use agent_common::{
     DropReason, GATEWAY_MAC,
@@ -22,9 +26,9 @@ use serde_json::{Value, json};
 use super::{
     ACK, Policed, SYN,
     Step::{Receives, Sends},
-    app, policy, segment, v4, with_policies,
+    app, cluster_policy, policy, segment, v4, with_policies,
 };
-use crate::table::{A, B, FAR_V4, FAR_V6, ONLY_V4, Pod, v6};
+use crate::table::{A, B, FAR_V4, FAR_V6, NODE_V4, NODE_V6, ONLY_V4, Pod, v6};
 
 const VIP: Ipv4Address = [10, 96, 0, 10];
 const VIP_V6: Ipv6Address = v6([0xfd00, 0x96, 0, 0, 0, 0, 0, 10]);
@@ -353,6 +357,37 @@ fn a_flow_older_than_its_service_is_judged_afterwards_also_if_a_reply_comes_firs
         let flags: Vec<_> =
             node.policy_pending.iter().filter_map(Result::ok).map(|(_, it)| it.flags).collect();
         ensure!(flags == [View::UNJUDGED], "{flags:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_process_of_the_node_behind_a_service_is_reached_whatever_denies_the_node() {
+    let all = json!({"networks": ["0.0.0.0/0", "::/0"]});
+    let denies = json!({"egress": [{"name": "all", "action": "Deny", "to": [all]}]});
+    with_node([cluster_policy("a", "Admin", denies)], false, |node| {
+        let datagram = |to: IpAddr, port| {
+            let of = |from: IpAddr| sealed(from, to, UDP, 6, udp(CLIENT, port, b"datagram"));
+            match to {
+                IpAddr::V4(to) => A.sends_v4(&v4(A.v4, to.octets(), UDP, &of(A.v4.into()))),
+                IpAddr::V6(to) => A.sends_v6(&Ipv6::new(A.v6, to.octets(), UDP).with(&of(A.v6.into()))),
+            }
+        };
+        let families = [("ip", VIP.into(), NODE_V4.into()), ("ip6", VIP_V6.into(), NODE_V6.into())];
+        for (family, service, own) in families as [(_, IpAddr, IpAddr); 2] {
+            let to = SocketAddr::new(own, BACKEND);
+            let matching = format!("{family} daddr {service} udp dport {LATER}");
+            sys::run(&format!("nft add rule inet services there {matching} dnat {family} to {to}"))?;
+            let process = UdpSocket::bind(to)?;
+            process.set_read_timeout(Some(SILENCE))?;
+            node.a.send(&datagram(own, BACKEND))?;
+            ensure!(process.recv(&mut [0; 64]).is_err(), "a rule denies the address {own}");
+            process.set_read_timeout(Some(PATIENCE))?;
+            node.a.send(&datagram(service, LATER))?;
+            ensure!(process.recv(&mut [0; 64]).is_ok(), "{service}: {:?}", node.policed.counters()?);
+        }
+        ensure!(node.drops(A)? == (2, 0), "{:?}", node.policed.counters()?);
         Ok(())
     })
     .unwrap();
