@@ -32,6 +32,7 @@ pub(super) struct Call<'a> {
     verb: &'static str,
     phases: Phases,
     /// For the log.
+    key: Option<Key>,
     pod: Option<PodRef>,
     /// `None` unless the call is part of an exported trace.
     traced: Option<(Context, Vec<Attribute>)>,
@@ -45,7 +46,8 @@ impl Calls {
     /// Begins a call; its metadata carry the trace context.
     pub(super) fn begin(&self, verb: &'static str, metadata: &MetadataMap) -> Call<'_> {
         let traced = self.tracer.context(metadata).map(|context| (context, Vec::new()));
-        Call { calls: self, verb, phases: Phases::begin(traced.is_some()), pod: None, traced, noted: None }
+        let phases = Phases::begin(traced.is_some());
+        Call { calls: self, verb, phases, key: None, pod: None, traced, noted: None }
     }
 }
 
@@ -61,6 +63,7 @@ impl Call<'_> {
     }
 
     pub(super) fn set_key(&mut self, key: &Key) {
+        self.key = Some(key.clone());
         self.set_network(&key.network);
         self.add_attributes(|| {
             vec![
@@ -86,10 +89,12 @@ impl Call<'_> {
     /// Logs a failure, and turns it into the answer. `what`: the call, as error messages name it.
     pub(super) fn failed(&self, error: CallError, what: &str) -> Error {
         let error = error.into_proto(what);
+        let key = self.key.as_ref().map(ToString::to_string);
         let pod = self.pod.as_ref().map(ToString::to_string);
         let trace = self.traced.as_ref().map(|(context, _)| context.trace_hex());
         tracing::warn!(
             code = error.code,
+            key,
             pod,
             trace,
             error = error.message,

@@ -27,6 +27,8 @@ fn beyond_a_terminal_each_line_is_json_and_a_failed_call_names_pod_and_key() {
         let failed = lines.iter().find(|it| it["message"] == "a CNI call failed").context(log.clone())?;
         let field = |name: &str| failed[name].as_str().unwrap_or_default();
         ensure!(field("pod").ends_with("/web"), "{failed}");
+        ensure!(field("key") == format!("cluster/{}/eth0", pod.container_id), "{failed}");
+        ensure!(failed.get("trace").is_none(), "the call is not traced: {failed}");
         ensure!(field("call").contains(&pod.container_id) && field("error").contains("nowhere"), "{failed}");
         ensure!(field("level") == "WARN" && failed["code"].is_number(), "{failed}");
         Ok(())

@@ -101,6 +101,12 @@ fn failed_add_span_has_error_code_and_add_without_context_starts_a_trace() {
         let status = failed.own.status.clone().unwrap_or_default();
         ensure!(status.code == 2 && error.msg.contains(&status.message), "{status:?}");
         ensure!(failed.phases()?.last() == Some(&"intent"), "{:?}", failed.phases());
+        let log = node.log();
+        let line = log.lines().find(|line| line.contains("a CNI call failed")).unwrap_or_default();
+        for field in [format!("trace=\"{TRACE}\""), format!("key=\"cluster/{}/eth0\"", nowhere.container_id)]
+        {
+            ensure!(line.contains(&field), "{field} is missing: {line}");
+        }
 
         let pod = node.attach("b")?;
         wait_until("the collector has received the root span", TIMEOUT, || {
