@@ -184,9 +184,12 @@ impl Engine {
                 Reason::VifRefused
             }
             AttachError::Registry(RegistryError::NoAddress(_)) => Reason::NoAddress,
-            AttachError::Ports(PortError::Taken { .. } | PortError::NoAddress(_) | PortError::Own { .. }) => {
-                Reason::HostPortRefused
-            }
+            AttachError::Ports(
+                PortError::Taken { .. }
+                | PortError::NoAddress(_)
+                | PortError::Own { .. }
+                | PortError::NoSctp(_),
+            ) => Reason::HostPortRefused,
             // The runtime retries, or has deleted the container: nothing failed.
             AttachError::Overtaken | AttachError::Stopping | AttachError::Busy(_) => return,
             _ => Reason::PlugFailed,

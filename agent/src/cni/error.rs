@@ -109,6 +109,9 @@ fn attach(error: &AttachError) -> (Code, &'static str) {
         AttachError::Ports(PortError::Own { .. }) => {
             (Code::UnsupportedField, "choose another hostPort, or change the agent's setting on all nodes")
         }
+        AttachError::Ports(PortError::NoSctp(_)) => {
+            (Code::UnsupportedField, "use a kernel with CONFIG_NF_CT_PROTO_SCTP, or remove the hostPort")
+        }
         AttachError::Ports(PortError::Taken { .. }) => {
             (Code::TryAgainLater, "wait for the DEL of that container, or choose another hostPort or hostIP")
         }

@@ -38,6 +38,8 @@ pub enum PortError {
     NoAddress(HostPort),
     #[error("the node's port {port} is the agent's own, for {purpose}")]
     Own { port: Place, purpose: &'static str },
+    #[error("the node's port {0} leads nowhere: conntrack of this kernel does not know SCTP")]
+    NoSctp(Place),
     #[error("cannot lead ports of the node to the pod")]
     Netlink(#[from] NetlinkError),
 }
@@ -159,6 +161,11 @@ impl HostPorts {
             return Err(error.into());
         }
         drop(taken);
+        // The node's first table has loaded conntrack.
+        if let Err(error) = mappings.iter().try_for_each(|it| self.check(it.from)) {
+            self.close(&attachment.key)?;
+            return Err(error);
+        }
         let own = host::addresses().unwrap_or_else(|error| {
             let error = chain(&error);
             tracing::warn!(key = %attachment.key, error, "cannot read the node's addresses; earlier flows go on");
@@ -253,6 +260,9 @@ impl HostPorts {
     }
 
     fn check(&self, port: Place) -> Result<(), PortError> {
+        if port.protocol == Transport::Sctp && conntrack::lacks_sctp() {
+            return Err(PortError::NoSctp(port));
+        }
         let own = self.own.iter().find(|it| it.is(port));
         own.map_or(Ok(()), |OwnPort { purpose, .. }| Err(PortError::Own { port, purpose }))
     }

@@ -1,13 +1,14 @@
 //! Associations of SCTP with a port of the node. A kernel without SCTP sockets translates it all the same, so
 //! that the packets are made by hand: those of a handshake, and data, as conntrack follows them.
 
-use std::{net::IpAddr, path::Path};
+use std::{fs, net::IpAddr, path::Path};
 
 use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     node::{NODE_V4, NODE_V6},
     packet::{self, IPV4, IPV6, Ipv4, Ipv6, Mac, SCTP},
     pod::Pod,
+    runtime::CniError,
     sys,
     wire::{self, Wire},
 };
@@ -24,6 +25,8 @@ struct End {
     port: u16,
 }
 
+/// Conntrack's settings.
+const SETTINGS: &str = "/proc/sys/net/netfilter";
 /// The MAC of the host ends of all pods.
 const NODE_MAC: Mac = *b"ferrul";
 const CLIENT_PORT: u16 = 41_000;
@@ -160,6 +163,26 @@ fn an_association_leads_to_the_pod_from_outside_and_from_pods() {
         let flows = sys::run("conntrack -L -p sctp")?;
         ensure!(!flows.contains(&format!("dport={PORT} ")), "flows of the port go on: {flows}");
         Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_port_is_refused_where_conntrack_does_not_know_sctp() {
+    with_outside(|node| {
+        let empty = node.kernel_state()?;
+        // As on a kernel without CONFIG_NF_CT_PROTO_SCTP, whose conntrack is loaded.
+        node.stop_agent()?;
+        sys::mount_private("tmpfs", SETTINGS)?;
+        fs::write(Path::new(SETTINGS).join("nf_conntrack_generic_timeout"), "600")?;
+        node.start_again()?;
+        let error = attach(node, "server", json!([mapping("sctp", "")])).map(drop).unwrap_err();
+        let refused = error.downcast_ref::<CniError>().with_context(|| format!("{error:#}"))?;
+        ensure!(refused.code == 2 && refused.msg.contains("does not know SCTP"), "{refused}");
+        ensure!(refused.details.contains("CONFIG_NF_CT_PROTO_SCTP"), "{refused}");
+        ensure!(sys::run("nft list table inet ferrule-ports").is_err(), "a table for a refused port");
+        node.wait_for_kernel_state(&empty)?;
+        attach(node, "web", json!([mapping("tcp", "")])).map(drop)
     })
     .unwrap();
 }

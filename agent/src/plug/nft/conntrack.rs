@@ -20,7 +20,10 @@ use nix::errno::Errno;
 use rtnetlink::packet_core::NLA_F_NESTED;
 
 use super::{
-    super::message::{Attribute, find},
+    super::{
+        message::{Attribute, find},
+        sysctl,
+    },
     nfnetlink::{CONNTRACK, change, visit},
     numbers::{IPV4, IPV6},
 };
@@ -70,6 +73,13 @@ const ROUNDS: usize = 64;
 const TCP: u8 = 6;
 /// Bounds a dump: some million flows.
 const DATAGRAMS: usize = 64 * 1024;
+
+/// Whether conntrack is there and does not know SCTP: it then takes all associations between two hosts for
+/// one flow without ports. The kernel has these settings only as far as it is built with what they set.
+pub fn lacks_sctp() -> bool {
+    let has = |name: &str| sysctl::get(&format!("netfilter/nf_conntrack_{name}")).is_some();
+    has("generic_timeout") && !has("sctp_timeout_closed")
+}
 
 /// Forgets the flows to the node's `own` addresses that lead elsewhere than these new mappings.
 ///
