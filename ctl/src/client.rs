@@ -50,3 +50,21 @@ pub(crate) fn unanswered(status: Status, command: &str) -> anyhow::Error {
         _ => anyhow::Error::new(status).context("the agent does not answer as expected"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_agent_a_refusal_and_a_failure_are_told_apart() {
+        let told = |status: Status| format!("{:#}", unanswered(status, "nodes --ask"));
+        let old = told(Status::unimplemented("unknown method Ask"));
+        assert_eq!(old, "the agent does not know `nodes --ask`: it is older than this ferrulectl");
+        for refusal in [Status::not_found("no node node-9"), Status::invalid_argument("no node node-9")] {
+            assert_eq!(told(refusal), "no node node-9");
+        }
+        let failed = told(Status::unavailable("the agent is stopping"));
+        assert!(failed.starts_with("the agent does not answer as expected: "), "{failed}");
+        assert!(failed.contains("the agent is stopping"), "{failed}");
+    }
+}

@@ -1,8 +1,12 @@
 //! Blocks that show what `ferrulectl` says of a healthy node.
 
-use anyhow::ensure;
+use std::{fs, process::Command};
+
+use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    node::{Node, with_agent},
+    cluster::{NODE, schedule, with_cluster},
+    dist,
+    node::{Node, on_node, with_agent},
     pod::Pod,
     sys,
 };
@@ -70,6 +74,60 @@ fn a_host_interface_that_is_down_is_shown() {
             Ok(page.compare_form("link-down").is_ok())
         })
         .or_else(|_| page.compare_form("link-down"))
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_an_agent_knows_of_policies_is_asked_as_shown() {
+    with_cluster(&[], |node, cluster| {
+        let pod = Pod { namespace: "shop".to_owned(), ..node.pod("db-0")? };
+        schedule(&cluster.api, NODE, &pod, &[])?;
+        node.runtime()?.add(&pod)?;
+        let page = Page::open("policy.md")?;
+        sys::wait_until("the agent explains the pod", TIMEOUT, || {
+            page.succeed("explain-and-list").map(|()| true)
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn completion_and_manual_are_installed_as_shown() {
+    on_node(|_| {
+        // Of the machine, the commands see copies.
+        for (directory, changes) in [("/etc", "/run/etc"), ("/usr/local", "/run/local")] {
+            sys::mount_overlay(directory, changes)?;
+        }
+        fs::create_dir_all("/etc/bash_completion.d")?;
+        Page::open(PAGE)?.succeed("completion")?;
+        for file in ["/etc/bash_completion.d/ferrulectl", "/usr/local/share/man/man1/ferrulectl.1"] {
+            let text = fs::read_to_string(file).with_context(|| file.to_owned())?;
+            ensure!(text.contains("attachments"), "{file}: {text}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn colours_are_for_terminals_only() {
+    with_agent(|node| {
+        ensure!(!node.ctl(&["status"])?.contains('\u{1b}'), "colours beyond a terminal");
+        let on_terminal = |environment: (&str, &str)| {
+            let program = dist::binary("ferrulectl")?;
+            let line = format!("{} status", program.display());
+            let mut script = Command::new("script");
+            script.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm").env_remove("NO_COLOR");
+            sys::output(script.env(environment.0, environment.1))
+        };
+        let green = on_terminal(("TERM", "xterm"))?;
+        ensure!(green.contains("\u{1b}[32mhealthy"), "{green:?}");
+        for objection in [("NO_COLOR", "1"), ("TERM", "dumb")] {
+            let plain = on_terminal(objection)?;
+            ensure!(plain.contains("healthy") && !plain.contains('\u{1b}'), "{objection:?}: {plain:?}");
+        }
+        Ok(())
     })
     .unwrap();
 }

@@ -14,6 +14,7 @@ use page::Page;
 const PAGE: &str = "troubleshoot.md";
 /// What `kubectl get networkpolicies,pods,namespaces -A -o yaml` prints of a small shop.
 const CLUSTER: &str = include_str!("cluster.yaml");
+const RULES: &str = include_str!("../../../deploy/monitoring/rules.yaml");
 
 #[test]
 fn settings_that_are_refused_are_shown() {
@@ -41,4 +42,16 @@ fn a_policy_that_is_tried_before_it_is_applied_is_shown() {
     assert_ne!(new, CLUSTER, "the new policy admits all pods");
     fs::write(page.folder().join("new-policy.yaml"), new).unwrap();
     page.compare("trace").unwrap();
+}
+
+#[test]
+fn alerts_link_to_published_runbooks_after_the_command_that_is_shown() {
+    let page = Page::open("monitor.md").unwrap();
+    let file = page.folder().join("rules.yaml");
+    fs::write(&file, RULES).unwrap();
+    page.succeed("runbook-url").unwrap();
+    let linked = fs::read_to_string(file).unwrap();
+    let lines = |text: &str, part: &str| text.lines().filter(|line| line.contains(part)).count();
+    assert_eq!(lines(&linked, "runbook_url: https://"), lines(RULES, "runbook: "));
+    assert_eq!(lines(&linked, "docs/runbooks.md"), 0, "{linked}");
 }

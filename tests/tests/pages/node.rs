@@ -1,11 +1,11 @@
 //! Blocks that show a node on which something is wrong.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::ensure;
 use ferrule_tests::{
     chain::Chain,
-    node::{Node, POD_V4, on_node, with_agent},
+    node::{Node, PINS, POD_V4, on_node, with_agent},
     pod::Pod,
     sys,
 };
@@ -95,6 +95,37 @@ fn a_port_of_the_node_that_another_pod_has_is_shown() {
         chain().add(&of_shop(node, "web-0")?)?;
         ensure!(chain().add(&of_shop(node, "web-1")?).is_err(), "two pods have one port");
         Page::open(PAGE)?.compare("host-port")
+    })
+    .unwrap();
+}
+
+#[test]
+fn destinations_that_see_pods_own_addresses_are_shown() {
+    // That of the page.
+    const FILE: &str = "/run/ip-masq-agent";
+    on_node(|node| {
+        fs::write(FILE, "nonMasqueradeCIDRs: [10.0.0.0/8]\n")?;
+        node.start_agent_with(&["--standalone", "--pod-cidr", POD_V4, "--ip-masq-agent-config", FILE])?;
+        sys::wait_until("the table is there", TIMEOUT, || {
+            sys::run("nft list set inet ferrule kept4").map(|set| set.contains("169.254"))
+        })?;
+        Page::open(PAGE)?.compare("link-local")
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_node_is_cleaned_by_hand_as_shown() {
+    with_agent(|node| {
+        // Of the machine, the command sees copies.
+        for (directory, changes) in [("/opt", "/run/opt"), ("/etc", "/run/etc")] {
+            sys::mount_overlay(directory, changes)?;
+        }
+        attach(node, "web-0")?;
+        node.stop_agent()?;
+        Page::open("install.md")?.succeed("uninstall")?;
+        ensure!(!Path::new(PINS).exists(), "the maps are still pinned");
+        Ok(())
     })
     .unwrap();
 }

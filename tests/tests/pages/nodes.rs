@@ -11,6 +11,7 @@ use ferrule_tests::{
 };
 
 use super::{
+    PAGE,
     node::{TIMEOUT, attach},
     page::Page,
 };
@@ -44,7 +45,10 @@ fn ways_to_nodes_and_a_node_that_does_not_answer_are_shown() {
         })?;
         let block = "table inet filter { chain forward { type filter hook forward priority 0; udp dport 4789 drop; }; }";
         sys::in_netns(&underlay::path(underlay::ROUTER), || sys::output(Command::new("nft").arg(block)))?;
-        one.on(|_| Page::open("ferrulectl.md")?.compare("ask"))
+        one.on(|_| {
+            Page::open("ferrulectl.md")?.compare("ask")?;
+            Page::open(PAGE)?.compare("out-of-reach")
+        })
     })
     .unwrap();
 }
