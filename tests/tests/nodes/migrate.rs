@@ -1,5 +1,6 @@
-//! Nodes that have moved from flannel, beside one that has not: `docs/migrating.md`.
+//! Nodes that have moved from flannel or kindnet, beside one that has not: `docs/migrating.md`.
 
+use anyhow::ensure;
 use ferrule_tests::{
     fabric::{Fabric, Member, on_fabric},
     pod::Pod,
@@ -11,6 +12,7 @@ use crate::fixture::{TIMEOUT, of, wait_until_connected};
 
 const TUNNEL: &str = "flannel.1";
 const BRIDGE: &str = "cni0";
+const HOST_END: &str = "veth0";
 /// The uplink's MTU less the headers of VXLAN.
 const MTU: u32 = 1400;
 const ROUTES_OFF: [&str; 2] = ["--node-routes", "off"];
@@ -57,6 +59,24 @@ fn bridged(node: &Member, name: &str) -> anyhow::Result<Pod> {
     pod.run(&format!("ip addr add {own}.2/24 dev eth0"))?;
     pod.run("ip link set eth0 up")?;
     pod.run(&format!("ip route add default via {own}.1"))?;
+    pod.addresses = vec![format!("{own}.2").parse()?];
+    Ok(pod)
+}
+
+/// A pod as the plugin `ptp` attaches it, which kindnet's configuration names: the host end has the gateway's
+/// address, and the pod sends to its own range by it, too.
+fn point_to_point(node: &Member, name: &str) -> anyhow::Result<Pod> {
+    let mut pod = node.pod(name, &[])?;
+    let (own, netns) = (network(node), pod.path().display().to_string());
+    node.run(&format!("ip link add {HOST_END} type veth peer name eth0 netns {netns}"))?;
+    node.run(&format!("ip addr add {own}.1/32 dev {HOST_END}"))?;
+    node.run(&format!("ip link set {HOST_END} up"))?;
+    pod.run(&format!("ip addr add {own}.2/24 dev eth0 noprefixroute"))?;
+    pod.run("ip link set eth0 up")?;
+    pod.run(&format!("ip route add {own}.1 dev eth0 src {own}.2"))?;
+    pod.run(&format!("ip route add {own}.0/24 via {own}.1 src {own}.2"))?;
+    pod.run(&format!("ip route add default via {own}.1"))?;
+    node.run(&format!("ip route add {own}.2 dev {HOST_END}"))?;
     pod.addresses = vec![format!("{own}.2").parse()?];
     Ok(pod)
 }
@@ -139,6 +159,52 @@ fn nodes_move_from_flannel_one_by_one_and_pods_that_stay_lose_no_packet() {
             node.run(&format!("ip link del {TUNNEL}"))?;
         }
         expect_all(all, "without flannel")
+    })
+    .unwrap();
+}
+
+#[test]
+fn nodes_move_from_kindnet_one_by_one_and_pods_that_stay_lose_no_packet() {
+    on_fabric(|fabric| {
+        // kindnet routes by the nodes' addresses, so that all nodes are on one network.
+        let [one, two, _] = &fabric.nodes;
+        for (node, other) in [(one, two), (two, one)] {
+            node.register_with(&[&node.ranges[0]])?;
+            node.run("sysctl -qw net.ipv4.ip_forward=1")?;
+            node.run(&format!("ip route add {} via {}", other.ranges[0], other.addresses[0]))?;
+        }
+        let old = point_to_point(one, "old")?;
+        start(two, &ROUTES_OFF)?;
+        let (b, c) = (two.attach("b")?, two.attach("c")?);
+        wait_until_connected(&[old.clone(), b.clone(), c.clone()])?;
+        expect_all(ring(&[&old, &b, &c])?, "beside a node with kindnet")?;
+
+        let stay = ring(&[&b, &c])?;
+        old.remove()?;
+        sys::wait_until("the old pod's host end is gone", TIMEOUT, || {
+            Ok(!one.run("ip -o link")?.contains(&format!(" {HOST_END}@")))
+        })?;
+        start(one, &ROUTES_OFF)?;
+        let a = one.attach("a")?;
+        wait_until_connected(&[a.clone(), b.clone(), c.clone()])?;
+        expect_all(stay, "while a node moves")?;
+
+        let all = ring(&[&a, &b, &c])?;
+        for node in [one, two] {
+            node.on(|node| node.stop_agent())?;
+            start(node, &[])?;
+        }
+        for node in [one, two] {
+            sys::wait_until("the agent has a route", TIMEOUT, || Ok(!node.node_routes()?.is_empty()))?;
+        }
+        expect_all(all, "while agents begin to route")?;
+        let all = ring(&[&a, &b, &c])?;
+        for node in [one, two] {
+            node.run("ip route flush root 10.244.0.0/16 proto boot")?;
+            let left = node.run("ip route show root 10.244.0.0/16 proto boot")?;
+            ensure!(left.is_empty(), "{left}");
+        }
+        expect_all(all, "without kindnet")
     })
     .unwrap();
 }
