@@ -470,7 +470,7 @@ fn files_of_layout_3_are_read() {
     let boot = "0f5d3a51-32d8-4f0a-9d2b-5f3c1c0b7a11";
     let Opened { records, condition, .. } = open_as(dir.path(), boot, "4:4026531840").unwrap();
     assert_eq!(condition, Condition::Intact);
-    let [(requested, first), (additional, second), (reserved, third), (released, fourth)] =
+    let [(requested, first), (additional, second), (reserved, third), (released, fourth), (_, wishing)] =
         records.as_slice()
     else {
         panic!("{records:#?}")
@@ -491,6 +491,17 @@ fn files_of_layout_3_are_read() {
     assert_eq!(*cooldown, [Released::new([10, 0, 0, 9].into(), Duration::from_millis(82_000))]);
     assert_eq!((released.to_string().as_str(), &fourth.attachment), ("cluster/89ab/eth0", &None));
     assert_eq!(fourth.cooldown.len(), 2);
+    // As the commit f9d5709 wrote ports and limits, which later releases upgrade from.
+    let wishing = wishing.attachment.as_ref().unwrap();
+    let ports: Vec<_> = wishing.wishes.host_ports.iter().map(ToString::to_string).collect();
+    assert_eq!(ports, ["TCP 8080", "UDP 192.0.2.1:53"]);
+    let rates = [wishing.wishes.ingress, wishing.wishes.egress].map(Option::unwrap);
+    assert_eq!(
+        rates.map(|it| (it.bits, it.burst_bits)),
+        [(10_000_000, 4_294_967_295), (20_000_000, 800_000)]
+    );
+    assert!(wishing.vif.is_ipv6_first && wishing.wishes.later.is_empty() && wishing.later.is_empty());
+    assert_eq!((wishing.vif.routes[0].mtu, wishing.vif.routes[0].advmss), (Some(1400), Some(1360)));
 }
 
 #[test]
