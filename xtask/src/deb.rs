@@ -156,4 +156,6 @@ fn pack(folder: &Path, tree: &Tree, output: &Path, seconds: u64) -> Result<()> {
 }
 
 #[cfg(test)]
+mod installed;
+#[cfg(test)]
 mod tests;

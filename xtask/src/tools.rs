@@ -64,8 +64,8 @@ pub(crate) const TEST: &[Tool] = &[
     Tool { program: "iptables", package: "iptables" },
 ];
 
-/// For the privileged tests, besides [`TEST`]: the container runtimes, the plugin that containerd needs
-/// besides ours, and what the recipes in `docs/` use.
+/// For the tests, besides [`TEST`]: the container runtimes, the plugin that containerd needs besides ours,
+/// what the recipes in `docs/` use, and what reads the systemd unit.
 pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "containerd", package: "containerd" },
     Tool { program: "ctr", package: "containerd" },
@@ -74,6 +74,7 @@ pub(crate) const RUNTIMES: &[Tool] = &[
     Tool { program: "conmon", package: "conmon" },
     Tool { program: "/usr/lib/cni/loopback", package: "containernetworking-plugins" },
     Tool { program: "jq", package: "jq" },
+    Tool { program: "systemd-analyze", package: "systemd" },
 ];
 
 /// For tools that pip installs.
