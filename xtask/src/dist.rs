@@ -200,6 +200,17 @@ impl Binary {
                 "build without the feature crash-points: `cargo tree --edges features` shows what enables it";
             return Err(failure(&built, "a binary to ship has crash points", remedy).into());
         }
+        if let Some(folder) = remap::named_folder(ws, &files::read(&built, "build again")?)? {
+            return Err(Failure {
+                attempted: format!("looking for paths of this machine in {}", built.display()),
+                why: format!(
+                    "a binary to ship names {}: other machines would build other bytes",
+                    folder.display()
+                ),
+                remedy: "add what it names to xtask/src/remap.rs; `strings` shows it".to_owned(),
+            }
+            .into());
+        }
         let to = folder.join(self.name);
         files::copy(&built, &to)?;
         let size =
