@@ -57,6 +57,7 @@ fn a_pod_that_lies_about_its_address_is_shown() {
         page.compare("drops")?;
         page.succeed("senders")?;
         page.compare("sampling")?;
+        page.follow("follow")?;
         page.compare("log-level")
     })
     .unwrap();

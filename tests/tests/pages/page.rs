@@ -24,6 +24,8 @@ pub struct Page {
 /// Separates the output of commands; no tool prints this character.
 const END: char = '\u{1}';
 
+const STILL_RUNS: &str = "still runs";
+
 /// Blocks are blessed one at a time.
 static PAGES: Mutex<()> = Mutex::new(());
 
@@ -73,6 +75,23 @@ impl Page {
         let shown = steps(find(&self.read()?, name)?.1);
         ensure!(!shown.is_empty(), "{}: the block {name} has no command", self.path.display());
         self.run("set -e\n", &shown).with_context(|| format!("the block {name}")).map(drop)
+    }
+
+    /// Runs the commands of a block, none of which ends by itself within two seconds.
+    ///
+    /// # Errors
+    /// If the page has no such block, or a command ends.
+    pub fn follow(&self, name: &str) -> anyhow::Result<()> {
+        let shown = steps(find(&self.read()?, name)?.1);
+        ensure!(!shown.is_empty(), "{}: the block {name} has no command", self.path.display());
+        for step in shown {
+            // The exit code of `timeout` for a command that it has ended.
+            let command = format!("timeout 2 {}\n[ $? = 124 ] && echo {STILL_RUNS}", step.command);
+            let printed = self.run("", &[Step { command, ..step.clone() }])?;
+            let ended = printed.iter().find(|it| !it.output.ends_with(&format!("{STILL_RUNS}\n")));
+            ensure!(ended.is_none(), "the block {name}: {} has ended: {ended:?}", step.command);
+        }
+        Ok(())
     }
 
     fn compare_by(&self, name: &str, normal: impl Fn(&Step) -> Vec<Vec<String>>) -> anyhow::Result<()> {
