@@ -105,15 +105,57 @@ pub(crate) fn build_for(ws: &Workspace, arch: Arch) -> Result<()> {
     if Some(arch) == Arch::native() {
         return build(ws);
     }
-    tools::need(tools::cross(arch))?;
-    toolchain::need(ws, &[Part::MuslOf(arch)])?;
+    prepare_for(ws, arch)?;
     let mut stages = Stages::of(STAGES);
     stages.run("building the eBPF programs", || ebpf::build(ws))?;
     let mut flags = remap::flags(ws, ws.target())?;
     flags.extend(CROSS_LINKER.map(ToOwned::to_owned));
+    compile(ws, &mut stages, &arch.target(), &folder(ws, arch), &flags, &cross_tools(arch))
+}
+
+/// Installs what [`build_for`] needs for another architecture.
+fn prepare_for(ws: &Workspace, arch: Arch) -> Result<()> {
+    tools::need(tools::cross(arch))?;
+    toolchain::need(ws, &[Part::MuslOf(arch)])
+}
+
+/// Installs what [`check_others`] needs.
+///
+/// # Errors
+/// If something cannot be installed.
+pub(crate) fn prepare_others(ws: &Workspace) -> Result<()> {
+    Arch::others().try_for_each(|arch| prepare_for(ws, arch))
+}
+
+/// Checks that what nodes run compiles for the architectures of other nodes, without building anything.
+///
+/// # Errors
+/// If something does not compile.
+pub(crate) fn check_others(ws: &Workspace) -> Result<()> {
+    Arch::others().try_for_each(|arch| {
+        let step = ws
+            .cargo_host(
+                "check",
+                format!("checking the binaries for {}", arch.oci()),
+                "repair what the compiler names",
+            )
+            // Nearly all that the other commands select, so that procedural macros are the same ones.
+            .args(debug::ALL)
+            .args(["--exclude", "ferrule-tests", "--exclude", "xtask", "--bins", "--target", &arch.target()]);
+        let tools = cross_tools(arch);
+        tools.iter().fold(step, |step, (name, tool)| step.env(&of_target(name, &arch.target()), tool)).run()
+    })
+}
+
+/// Debian's cross compiler, by the names that build scripts ask for.
+fn cross_tools(arch: Arch) -> [(&'static str, String); 2] {
     let tool = |name| format!("{}-linux-gnu-{name}", arch.rust());
-    let of_target = [("CC", tool("gcc")), ("AR", tool("ar"))];
-    compile(ws, &mut stages, &arch.target(), &folder(ws, arch), &flags, &of_target)
+    [("CC", tool("gcc")), ("AR", tool("ar"))]
+}
+
+/// A variable of build scripts that holds for a target only.
+fn of_target(name: &str, target: &str) -> String {
+    format!("{name}_{}", target.replace('-', "_"))
 }
 
 /// Compiles the binaries for a target, and collects them in a folder. Linking occupies one core for minutes:
@@ -139,8 +181,7 @@ fn compile(
             .env("CARGO_ENCODED_RUSTFLAGS", &flags)
             // mimalloc embeds the time of compilation, which would make builds differ.
             .env("SOURCE_DATE_EPOCH", "0");
-        let of_target = |name: &str| format!("{name}_{}", target.replace('-', "_"));
-        tools.iter().fold(step, |step, (name, tool)| step.env(&of_target(name), tool)).run()
+        tools.iter().fold(step, |step, (name, tool)| step.env(&of_target(name, target), tool)).run()
     };
     stages.run("building the binaries", || beside("building the shim", || build(SHIM), || build(RELEASE)))?;
     stages.run("collecting the binaries", || {

@@ -41,9 +41,9 @@ struct Target {
     test: bool,
 }
 
-/// Lints, checks the chart and the documents with helm and kubectl, runs the unit tests, builds, runs the tests that need root, and checks
-/// that they left nothing behind. With `previous`, also tests upgrades from that commit, or from the last
-/// release.
+/// Lints, compiles for other architectures, checks the chart and the documents with helm and kubectl, runs the
+/// unit tests, builds, runs the tests that need root, and checks that they left nothing behind. With `previous`,
+/// also tests upgrades from that commit, or from the last release.
 ///
 /// # Errors
 /// At the first stage that fails.
@@ -54,9 +54,13 @@ pub(crate) fn test(ws: &Workspace, previous: Option<Option<&str>>) -> Result<()>
         // At once: apt-get takes seconds each time.
         tools::need(&[tools::TEST, tools::RUNTIMES, tools::BUILD, tools::PIP].concat())?;
         tools::need_promtool(ws)?;
-        dist::prepare(ws)
+        dist::prepare(ws)?;
+        dist::prepare_others(ws)
     })?;
-    stages.run("checking what need not run", || lint::lint(ws))?;
+    stages.run("checking what need not run", || {
+        lint::lint(ws)?;
+        dist::check_others(ws)
+    })?;
     stages.run("checking what helm and kubectl are given", || {
         helm::check(ws)?;
         kustomize::check(ws)?;

@@ -39,6 +39,11 @@ impl Arch {
         Self::ALL.into_iter().find(|it| it.rust() == std::env::consts::ARCH)
     }
 
+    /// Those that nodes may have, but this machine has not.
+    pub(crate) fn others() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|it| Some(*it) != Self::native())
+    }
+
     /// What Rust and Linux call it.
     pub(crate) const fn rust(self) -> &'static str {
         match self {
