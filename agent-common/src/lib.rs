@@ -83,8 +83,8 @@ pub const TUNNEL_SOURCE_PORTS: [u16; 2] = [32768, 60999];
 /// The VXLAN network identifier (VNI) of the tunnel between nodes.
 pub const TUNNEL_VNI: u32 = 70;
 
-/// The share of `STACK_FLOWS` that one pod can fill as client, and of `POLICY_FLOWS`: a 16th. A new flow
-/// above it evicts an older flow of the same pod.
+/// The share of `STACK_FLOWS` that one pod can fill as client, and of `POLICY_FLOWS`, there once more with
+/// flows that other hosts begin: a 16th. A new flow above it evicts an older one of the same share.
 pub const fn flows_per_pod(capacity: u32) -> u32 {
     capacity / 16
 }
