@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     sync::Arc,
 };
 
@@ -161,25 +161,40 @@ impl Plan {
         rows: &BTreeMap<NodeKey, NodeEntry>,
         bare: &Bare,
     ) -> BTreeMap<UnderlayKey, UnderlayEntry> {
-        let [ipv4_rule, _] = self.foreign.rules;
         let row = |it: RangeWay<'_>| {
-            // Packets of IPv6, too, leave inside of packets of IPv4, which the rule may concern.
-            let node = rows.get(&key(it.range)).filter(|row| row.is_fast() && ipv4_rule.is_none())?;
-            let Ok(Way::Vxlan { remote, source: Some(source), ifindex, next: Some(next), .. }) = *it.way
-            else {
-                return None;
-            };
-            let (IpAddr::V4(next), IpAddr::V4(source), IpAddr::V4(remote)) = (next, source, remote) else {
-                return None;
-            };
-            if bare.contains_key(&ifindex) {
-                return None;
-            }
-            let [next, source, remote] = [next, source, remote].map(|it| it.octets());
-            let way = UnderlayEntry { ifindex, next, source, remote, device: node.ifindex };
+            let node = rows.get(&key(it.range)).filter(|row| row.is_fast())?;
+            let way = *it.way.as_ref().ok()?;
+            let [next, source, remote] = self.outer(way, bare).ok()?.map(|it| it.octets());
+            let way = UnderlayEntry { ifindex: way.ifindex(), next, source, remote, device: node.ifindex };
             Some((UnderlayKey { node: node.id }, way))
         };
         self.ranges().filter_map(row).collect()
+    }
+
+    /// Next hop, source and destination of the tunnel's packets on the way, if these bypass the stack of the
+    /// uplink.
+    ///
+    /// # Errors
+    /// Why they do not.
+    pub fn outer(&self, way: Way, bare: &Bare) -> Result<[Ipv4Addr; 3], String> {
+        let Way::Vxlan { remote, source, ifindex, next, .. } = way else {
+            return Err("no packet of the tunnel takes a direct way".to_owned());
+        };
+        // Packets of IPv6, too, leave inside of packets of IPv4, which the rule may concern.
+        if let [Some(priority), _] = self.foreign.rules {
+            return Err(other_rule(priority));
+        }
+        if let Some(why) = bare.get(&ifindex) {
+            return Err(why.clone());
+        }
+        match (next, source, remote) {
+            (Some(IpAddr::V4(next)), Some(IpAddr::V4(source)), IpAddr::V4(remote)) => {
+                Ok([next, source, remote])
+            }
+            (.., IpAddr::V6(_)) => Err("the tunnel's packets are IPv6".to_owned()),
+            (_, None, _) => Err("no interface has an InternalIP of this Node".to_owned()),
+            _ => Err(format!("the kernel's route to {remote} has several next hops, or one of IPv6")),
+        }
     }
 
     /// The uplinks that follow router advertisements although the node forwards IPv6. None without pods that
@@ -214,7 +229,7 @@ impl Plan {
         // Only the stack follows what others tell the kernel.
         let [v4, v6] = self.foreign.rules;
         if let Some(priority) = if range.addr().is_ipv4() { v4 } else { v6 } {
-            return Some(format!("another program has the routing rule {priority}"));
+            return Some(other_rule(priority));
         }
         if let Some(to) = self.foreign.routes.get(&range) {
             return Some(format!(
@@ -275,6 +290,10 @@ fn id(uid: &str, taken: &mut BTreeSet<u32>) -> u32 {
         id = id.wrapping_add(1);
     }
     id
+}
+
+fn other_rule(priority: u32) -> String {
+    format!("another program has the routing rule {priority}")
 }
 
 fn key(net: IpNet) -> NodeKey {

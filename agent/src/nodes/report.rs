@@ -60,6 +60,8 @@ pub struct Counts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FastPath {
     On,
+    /// For the packets of the tunnel: nothing goes directly there.
+    OnByTunnel,
     /// With a reason, for some ranges of other nodes only.
     Partly(String),
     /// With a reason.
@@ -149,18 +151,23 @@ impl Report {
         if let Some(why) = self.bare.get(&ifindex) {
             return FastPath::Off(why.clone());
         }
-        let here: Vec<_> = self
-            .ranges()
-            .filter_map(|range| self.taken(Some(range)).ok())
-            .filter(|it| self.leaves_by(it.way) == Some(ifindex))
-            .collect();
-        let slow: Vec<_> = here.iter().filter_map(|it| it.slow.as_deref()).collect();
-        match slow.first() {
-            None if here.is_empty() => FastPath::Off("no route to another node's pods leads here".to_owned()),
-            None => FastPath::On,
-            Some(why) if slow.len() == here.len() => FastPath::Off((*why).to_owned()),
-            Some(why) => FastPath::Partly(format!("not to {} of {} ranges: {why}", slow.len(), here.len())),
+        let taken: Vec<_> = self.ranges().filter_map(|range| self.taken(Some(range)).ok()).collect();
+        let here = taken.iter().filter(|it| self.leaves_by(it.way) == Some(ifindex));
+        let slow: Vec<_> = here.map(|it| it.slow.clone()).collect();
+        if !slow.is_empty() {
+            return FastPath::of(&slow, FastPath::On);
         }
+        let carried = taken.into_iter().filter(|it| it.way.ifindex() == ifindex);
+        let slow: Vec<_> = carried.map(|it| it.slow.or_else(|| self.slow_outside(it.way))).collect();
+        if slow.is_empty() {
+            return FastPath::Off("no route to another node's pods leads here".to_owned());
+        }
+        FastPath::of(&slow, FastPath::OnByTunnel)
+    }
+
+    /// Why the tunnel's packets on a way go through the stack of the uplink.
+    fn slow_outside(&self, way: Way) -> Option<String> {
+        self.plan.as_ref()?.outer(way, &self.bare).err()
     }
 
     fn ranges(&self) -> impl Iterator<Item = RangeWay<'_>> {
@@ -190,6 +197,20 @@ impl Report {
     }
 }
 
+// === impl FastPath ===
+
+impl FastPath {
+    /// Of ranges, for each of which there may be a reason against it. `all`: if there is none.
+    fn of(slow: &[Option<String>], all: Self) -> Self {
+        let reasons: Vec<_> = slow.iter().flatten().collect();
+        match reasons.first() {
+            None => all,
+            Some(why) if reasons.len() == slow.len() => Self::Off((*why).clone()),
+            Some(why) => Self::Partly(format!("not to {} of {} ranges: {why}", reasons.len(), slow.len())),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeSet, HashSet};
@@ -203,7 +224,7 @@ mod tests {
     fn node(name: &str, addresses: &[&str], ranges: &[&str]) -> Node {
         Node {
             uid: format!("uid-{name}").into(),
-            name: name.to_owned(),
+            name: name.into(),
             zone: None,
             addresses: addresses.iter().map(|it| it.parse().unwrap()).collect(),
             ranges: ranges.iter().map(|it| it.parse().unwrap()).collect(),
@@ -310,6 +331,40 @@ mod tests {
         let off = FastPath::Off("its packets have no Ethernet header".to_owned());
         assert_eq!(report.fast_path(UPLINK), off);
         assert!(matches!(report.fast_path(TUNNEL), FastPath::Partly(_)));
+    }
+
+    #[test]
+    fn an_uplink_without_direct_routes_has_the_fast_path_of_the_tunnel_that_it_carries() {
+        let mut report = report(Mode::Vxlan, true);
+        let FastPath::Partly(why) = report.fast_path(UPLINK) else { panic!("{report:?}") };
+        assert!(why.starts_with("not to 1 of 3 ranges: packets to the node leave from"), "{why}");
+        let mut nodes = Nodes { is_synced: true, own: report.nodes.own.clone(), ..Nodes::default() };
+        nodes.others.extend(report.nodes.others.iter().filter(|it| &*it.name == "c").cloned());
+        let of = |nodes: &Arc<Nodes>, source, next: &str| {
+            let hop = Hop {
+                ifindex: UPLINK,
+                gateway: Some(next.parse().unwrap()),
+                source,
+                mtu: 1500,
+                is_spread: false,
+                has_neighbours: true,
+            };
+            let own = "192.0.2.1".parse().unwrap();
+            let underlay = Underlay {
+                own: BTreeSet::from([own]),
+                hops: HashMap::from([("198.51.100.3".parse().unwrap(), hop)]),
+                ..Underlay::default()
+            };
+            Arc::new(Plan::new(report.settings, nodes, &underlay))
+        };
+        let (nodes, source) = (Arc::new(nodes), "192.0.2.1".parse().ok());
+        report.plan = Some(of(&nodes, source, "192.0.2.254"));
+        assert_eq!(report.fast_path(UPLINK), FastPath::OnByTunnel);
+        assert_eq!(report.fast_path(TUNNEL), FastPath::On);
+        report.plan = Some(of(&nodes, source, "fe80::1"));
+        let FastPath::Off(why) = report.fast_path(UPLINK) else { panic!("{report:?}") };
+        assert_eq!(why, "the kernel's route to 198.51.100.3 has several next hops, or one of IPv6");
+        assert_eq!(report.fast_path(TUNNEL), FastPath::On);
     }
 
     #[test]

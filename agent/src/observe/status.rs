@@ -40,6 +40,7 @@ pub(super) fn links(counted: Vec<LinkCounters>, decided: &Report) -> Vec<Link> {
 fn show_link(fast_path: FastPath, LinkCounters { interface, traffic, .. }: LinkCounters) -> Link {
     let (fast_path, slow_because) = match fast_path {
         FastPath::On => (true, String::new()),
+        FastPath::OnByTunnel => (true, "by the tunnel".to_owned()),
         FastPath::Partly(why) => (true, why),
         FastPath::Off(why) => (false, why),
     };

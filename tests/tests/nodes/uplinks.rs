@@ -181,14 +181,16 @@ fn an_uplink_that_is_deleted_and_made_again_is_used_again() {
     with_pods(&[], |fabric, pods| {
         let [one, _, three] = &fabric.nodes;
         // The third one reaches all others by the tunnel, and nothing directly.
-        for (node, links) in [(one, 2), (three, 1)] {
+        for (node, uplink) in [(one, "  on"), (three, "  on: by the tunnel")] {
             node.run("ip link del uplink")?;
             sys::wait_until("the routes are gone with the link", TIMEOUT, || {
                 Ok(!node.run("ip route")?.contains("dev uplink"))
             })?;
             node.plug_again()?;
             wait_until_connected(pods)?;
-            wait_for_links(node, "  on", links)?;
+            wait_for_links(node, "  on", 2)?;
+            let status = node.status()?;
+            ensure!(status.lines().any(|it| it.starts_with("uplink ") && it.ends_with(uplink)), "{status}");
             // The new interface inherits forwarding, with which 1 would ignore routers.
             let setting = |name: &str| node.run(&format!("sysctl -n net.ipv6.conf.uplink.{name}"));
             ensure!(setting("forwarding")?.trim() == "1", "the new uplink does not forward");
