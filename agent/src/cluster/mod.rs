@@ -5,6 +5,7 @@
 //! channel that the caller provides.
 
 mod initial_sync;
+mod labels;
 mod node;
 mod objects;
 mod own_node;
@@ -13,6 +14,7 @@ mod pods;
 mod sources;
 
 pub use initial_sync::InitialSync;
+pub use labels::Labels;
 pub use node::{MAX_STATED, NETWORK_UNAVAILABLE, Node, STARTUP_TAINT, Stated};
 pub use objects::{Annotations, KuryrPort, Metadata, Pod, ServiceCidr};
 pub use own_node::{Marks, OwnNode};

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::objects::null;
+use super::{labels::Labels, objects::null};
 use crate::{
     ipam::{PodCidrs, RangeError, parse_cidr},
     watch::{Object, ObjectKey},
@@ -24,8 +24,8 @@ pub struct Node {
     pub created: i64,
     /// The label `topology.kubernetes.io/zone`.
     pub zone: Option<Box<str>>,
-    /// All labels, as the JSON of an object: a tenth of the memory of a map. Empty without labels.
-    pub labels: Box<str>,
+    /// All labels: policies ask for any.
+    pub labels: Labels,
     /// The first nine of `spec.podCIDRs`, in their order; or `spec.podCIDR`, which is older than the list.
     pub ranges: Box<[Stated<IpNet>]>,
     /// The first nine addresses of the type `InternalIP`, in their order.
@@ -226,7 +226,7 @@ impl From<Wire> for Node {
             uid: metadata.uid.into(),
             created: created.map_or(i64::MAX, Timestamp::as_second),
             zone: zone.map(Into::into),
-            labels: labels.unwrap_or_default().into(),
+            labels: labels.map(|it| Labels::new(it, &metadata.name)).unwrap_or_default(),
             ranges: ranges.map(|text| Stated::of(text, parse_cidr)).collect(),
             addresses: addresses.map(|it| Stated::of(&it.address, str::parse)).collect(),
             others: others.collect(),
@@ -250,7 +250,7 @@ impl From<Node> for Wire {
             uid: node.uid.as_ref().to_owned(),
             resource_version: String::new(),
             creation_timestamp: created.map(|it| it.to_string()),
-            labels: RawValue::from_string(node.labels.into()).ok(),
+            labels: RawValue::from_string(node.labels.json(node.name())).ok(),
         };
         let taints =
             [(node.has_startup_taint, STARTUP_TAINT), (node.is_unreachable, UNREACHABLE_TAINT)].into_iter();
@@ -308,7 +308,8 @@ mod tests {
         let addresses: Vec<_> = node.addresses.iter().map(Stated::text).collect();
         assert_eq!(addresses, ["192.0.2.1", "2001:db8::1"]);
         assert_eq!(*node.others, ["198.51.100.1".parse::<IpAddr>().unwrap()]);
-        assert!(node.labels.starts_with(r#"{"kubernetes.io/hostname":"node-1","#), "{}", node.labels);
+        let labels = node.labels.json("node-1");
+        assert_eq!(labels, r#"{"kubernetes.io/hostname":"node-1","topology.kubernetes.io/zone":"z1"}"#);
         assert_eq!((node.is_network_unavailable, node.has_startup_taint), (Some(true), true));
         assert!(node.is_unreachable);
         let stored = serde_json::to_string(&node).unwrap();

@@ -58,7 +58,8 @@ pub struct Nodes {
 pub struct Node {
     /// A node that is deleted and comes back has another one.
     pub uid: Arc<str>,
-    pub name: String,
+    /// Shared with the object.
+    pub name: Arc<str>,
     pub zone: Option<String>,
     /// Its InternalIPs, in their order.
     pub addresses: Vec<IpAddr>,
@@ -86,7 +87,7 @@ impl Nodes {
     pub fn only(ranges: &[IpNet]) -> Self {
         let own = Node {
             uid: "".into(),
-            name: String::new(),
+            name: "".into(),
             zone: None,
             addresses: Vec::new(),
             ranges: ranges.to_vec(),

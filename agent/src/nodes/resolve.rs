@@ -227,7 +227,7 @@ fn node(stated: &cluster::Node, mut addresses: Vec<IpAddr>, mut ranges: Vec<IpNe
     ranges.shrink_to_fit();
     Node {
         uid: Arc::clone(&stated.uid),
-        name: stated.name().to_owned(),
+        name: stated.key.text(),
         zone: stated.zone.as_deref().map(str::to_owned),
         addresses,
         ranges,

@@ -189,7 +189,7 @@ mod tests {
     fn node(addresses: &[&str]) -> Node {
         Node {
             uid: "b".into(),
-            name: "b".to_owned(),
+            name: "b".into(),
             zone: None,
             addresses: addresses.iter().map(|it| ip(it)).collect(),
             ranges: Vec::new(),

@@ -60,7 +60,7 @@ fn show(report: &Report, mut name: impl FnMut(u32) -> String) -> ListNodesRespon
 
 fn show_node(node: &Node, ranges: Vec<NodeRange>) -> Shown {
     Shown {
-        name: node.name.clone(),
+        name: node.name.to_string(),
         uid: node.uid.to_string(),
         zone: node.zone.clone().unwrap_or_default(),
         own: false,

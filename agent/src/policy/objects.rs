@@ -175,7 +175,7 @@ pub(super) fn node(node: &cluster::Node) -> object::Node {
             uid: node.uid.as_ref().to_owned(),
             creation_timestamp: created.map(|it| it.to_string()).unwrap_or_default(),
             // The API server has checked that the labels are texts.
-            labels: serde_json::from_str(&node.labels).unwrap_or_default(),
+            labels: serde_json::from_str(&node.labels.json(node.name())).unwrap_or_default(),
             ..object::Metadata::default()
         },
         status: object::NodeStatus {

@@ -76,6 +76,11 @@ impl ObjectKey {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// As [`Self::as_str`]; shares the text.
+    pub fn text(&self) -> Arc<str> {
+        Arc::clone(&self.0)
+    }
 }
 
 impl fmt::Display for ObjectKey {

@@ -14,7 +14,7 @@ fn net(text: &str) -> IpNet {
 fn node(name: &str, addresses: &[&str], ranges: &[&str]) -> Node {
     Node {
         uid: format!("uid-{name}").into(),
-        name: name.to_owned(),
+        name: name.into(),
         zone: None,
         addresses: addresses.iter().map(|it| ip(it)).collect(),
         ranges: ranges.iter().map(|it| net(it)).collect(),

@@ -15,7 +15,7 @@ fn resolved(nodes: &[Short], services: &[&str]) -> Resolved {
 
 /// Accepted ranges and addresses of a node, as text.
 fn of(nodes: &Nodes, name: &str) -> String {
-    let node = nodes.others.iter().chain(&nodes.own).find(|it| it.name == name).unwrap();
+    let node = nodes.others.iter().chain(&nodes.own).find(|it| &*it.name == name).unwrap();
     let ranges = node.ranges.iter().map(ToString::to_string);
     ranges.chain(node.addresses.iter().map(ToString::to_string)).collect::<Vec<_>>().join(" ")
 }
@@ -39,7 +39,7 @@ fn nodes_without_conflicts_have_all_they_claim() {
     );
     let Nodes { is_synced, own, others, refused } = &nodes.nodes;
     assert!(*is_synced && own.is_some() && refused.is_empty() && nodes.own_part.is_empty());
-    assert_eq!(others.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
+    assert_eq!(others.iter().map(|it| &*it.name).collect::<Vec<_>>(), ["a", "b", "c"]);
     assert_eq!(of(&nodes.nodes, "own"), "10.244.0.0/24 fd00::/64 192.0.2.1 2001:db8::1");
     assert_eq!(of(&nodes.nodes, "b"), "10.244.1.0/24 fd00:0:0:1::/64 192.0.2.2 2001:db8::2");
     assert_eq!(
@@ -253,7 +253,7 @@ fn cluster(nodes: usize) -> Vec<Arc<cluster::Node>> {
 }
 
 #[test]
-fn a_thousand_nodes_are_resolved_in_time_for_a_hundred_milliseconds() {
+fn a_thousand_nodes_without_conflicts_keep_all_that_they_have() {
     let known = cluster(1000);
     let before = Instant::now();
     let Resolved { nodes, .. } = resolve(&known, "own", &["10.96.0.0/12".parse().unwrap()]);

@@ -271,7 +271,7 @@ fn given(bytes: usize) -> usize {
     bytes.next_multiple_of(16)
 }
 
-/// What one Node object takes in the inventory of the watch, in the table and in the channel.
+/// What one Node object takes in the inventory of the watch, in the table, for policies and in the channel.
 fn bytes(object: &Arc<cluster::Node>, published: &super::super::Node) -> usize {
     let counts = 2 * size_of::<usize>();
     let shared = |text: &str| given(counts + text.len());
@@ -279,17 +279,19 @@ fn bytes(object: &Arc<cluster::Node>, published: &super::super::Node) -> usize {
         + shared(object.name())
         + shared(&object.uid)
         + object.zone.as_deref().map_or(0, |it| given(it.len()))
+        + given(object.labels.size())
         + given(size_of_val(&*object.ranges))
-        + given(size_of_val(&*object.addresses));
+        + given(size_of_val(&*object.addresses))
+        + given(size_of_val(&*object.others));
     // A hash table has up to twice the places, and a byte for each; a tree's leaves are half full.
     let inventory = 2 * (size_of::<(ObjectKey, Arc<cluster::Node>)>() + 1);
+    let of_policies = inventory;
     let table = 2 * size_of::<((Arc<str>, ObjectKey), Arc<cluster::Node>)>();
     let channel = size_of::<super::super::Node>()
-        + given(published.name.capacity())
         + published.zone.as_ref().map_or(0, |it| given(it.capacity()))
         + given(published.addresses.capacity() * size_of::<std::net::IpAddr>())
         + given(published.ranges.capacity() * size_of::<IpNet>());
-    decoded + inventory + table + channel
+    decoded + inventory + of_policies + table + channel
 }
 
 #[test]
@@ -301,7 +303,22 @@ fn a_thousand_nodes_take_less_than_a_mebibyte() {
                 "name": if at == 0 { "own" } else { &name },
                 "uid": format!("01234567-89ab-cdef-0123-{at:012x}"),
                 "creationTimestamp": "2026-01-02T03:04:05Z",
-                "labels": { "topology.kubernetes.io/zone": "eu-central-1a" },
+                // As the kubelet and the controller of a cloud set them.
+                "labels": {
+                    "beta.kubernetes.io/arch": "amd64",
+                    "beta.kubernetes.io/instance-type": "m6i.2xlarge",
+                    "beta.kubernetes.io/os": "linux",
+                    "failure-domain.beta.kubernetes.io/region": "eu-central-1",
+                    "failure-domain.beta.kubernetes.io/zone": "eu-central-1a",
+                    "k8s.io/cloud-provider-aws": "0123456789abcdef0123456789abcdef",
+                    "kubernetes.io/arch": "amd64",
+                    "kubernetes.io/hostname": &name,
+                    "kubernetes.io/os": "linux",
+                    "node.kubernetes.io/instance-type": "m6i.2xlarge",
+                    "pool": "general-purpose",
+                    "topology.kubernetes.io/region": "eu-central-1",
+                    "topology.kubernetes.io/zone": "eu-central-1a",
+                },
             },
             "spec": {
                 "podCIDRs": [format!("10.{}.{}.0/24", 128 + at / 256, at % 256), format!("fd00:0:0:{at:x}::/64")],
@@ -309,6 +326,8 @@ fn a_thousand_nodes_take_less_than_a_mebibyte() {
             "status": { "addresses": [
                 { "type": "InternalIP", "address": format!("192.168.{}.{}", at / 256, at % 256) },
                 { "type": "InternalIP", "address": format!("2001:db8::{:x}", at + 1) },
+                { "type": "ExternalIP", "address": format!("198.18.{}.{}", at / 256, at % 256) },
+                { "type": "Hostname", "address": &name },
             ] },
         })
     };

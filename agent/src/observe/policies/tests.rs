@@ -48,7 +48,7 @@ fn compiler() -> Compiler {
 fn nodes() -> Nodes {
     let node = |name: &str, address: &str, range: &str| Node {
         uid: Arc::from(name),
-        name: name.to_owned(),
+        name: name.into(),
         zone: None,
         addresses: vec![address.parse().unwrap()],
         ranges: vec![range.parse().unwrap()],
