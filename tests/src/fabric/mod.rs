@@ -4,6 +4,7 @@
 //! nodes share `/run/netns`, so that a pod's namespace has one name everywhere. The thread of the test stays
 //! outside, and enters a node for a while ([`Member::on`]).
 
+pub mod crowd;
 mod member;
 pub mod underlay;
 

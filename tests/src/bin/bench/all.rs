@@ -36,7 +36,7 @@ struct Part {
 const PARTS: [(&str, &str); 6] = [
     ("add", "--iterations 2 --parallel 2 --burst 4 --workers 2 --rounds 1 --full 0"),
     ("dataplane", "--rounds 1 --milliseconds 50 --pods 0"),
-    ("nodes", "--rounds 1 --milliseconds 50 --others 20 --joins 2"),
+    ("nodes", "--rounds 1 --milliseconds 50 --others 20 --joins 2 --lists 1"),
     (
         "policy",
         "--rounds 1 --milliseconds 50 --rules 200 --events 2 --large 1 --pods 60 --namespaces 6 --policies 8 \

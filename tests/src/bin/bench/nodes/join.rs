@@ -24,24 +24,33 @@ const INTERVAL: Duration = Duration::from_micros(250);
 const SETTLE: Duration = Duration::from_millis(50);
 const PORT: u16 = 5203;
 
-/// Deletes the Node object of a node with a running pod, and creates the object again, so many times.
-pub(super) fn measure(count: usize) -> anyhow::Result<Series> {
+/// The ways to the nodes that join.
+pub(super) const WAYS: [&str; 2] = ["on the same segment, by a route", "behind a router, by VXLAN"];
+
+/// Deletes the Node object of a node with a running pod, and creates the object again, so many times for each
+/// of [`WAYS`].
+pub(super) fn measure(count: usize) -> anyhow::Result<[Series; 2]> {
     with_fabric(&[], |fabric| {
-        let [near, _, far] = &fabric.nodes;
-        let [client, server] = [near.attach("client")?, far.attach("server")?];
-        let to = SocketAddr::new(*server.addresses.first().context("the pod has no address")?, PORT);
-        let listener = sys::bind_in(server.path(), to, UdpSocket::bind)?;
-        let done = AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| echo(&listener, &done));
-            let mut took = Series::default();
-            let result = (0..count).try_for_each(|_| {
-                took.push(join(near, far, &client, to)?);
-                anyhow::Ok(())
-            });
-            done.store(true, Ordering::Relaxed);
-            result.map(|()| took)
-        })
+        let [near, neighbour, far] = &fabric.nodes;
+        let client = near.attach("client")?;
+        Ok([of_node(near, neighbour, &client, count)?, of_node(near, far, &client, count)?])
+    })
+}
+
+fn of_node(near: &Member, other: &Member, client: &Pod, count: usize) -> anyhow::Result<Series> {
+    let server = other.attach(&format!("server-on-{}", other.name))?;
+    let to = SocketAddr::new(*server.addresses.first().context("the pod has no address")?, PORT);
+    let listener = sys::bind_in(server.path(), to, UdpSocket::bind)?;
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| echo(&listener, &done));
+        let mut took = Series::default();
+        let result = (0..count).try_for_each(|_| {
+            took.push(join(near, other, client, to)?);
+            anyhow::Ok(())
+        });
+        done.store(true, Ordering::Relaxed);
+        result.map(|()| took)
     })
 }
 

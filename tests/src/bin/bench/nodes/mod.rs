@@ -1,4 +1,4 @@
-//! Cost of the path between pods of two nodes, and the time until a new node is reached.
+//! Cost of the path between pods of two nodes, and the time until a new node, or a large cluster, is reached.
 //!
 //! All nodes exist on one machine at the same time. Every path is a cable between two nodes and a pod on
 //! each, so that paths differ by what is on the nodes. Each round measures every path once, every other round
@@ -8,6 +8,7 @@ mod cable;
 mod ferrule;
 mod goal;
 mod join;
+mod list;
 mod others;
 mod reference;
 mod report;
@@ -21,13 +22,10 @@ use ferrule_tests::{
 };
 
 use self::{ferrule::Setting, report::Report};
-use crate::{
-    rates::{
-        comparison::Comparison,
-        load::{Cores, Load},
-        path::Path,
-    },
-    stats::Series,
+use crate::rates::{
+    comparison::Comparison,
+    load::{Cores, Load},
+    path::Path,
 };
 
 /// Sizes and repetitions of the measurements.
@@ -42,9 +40,12 @@ pub(crate) struct Options {
     /// Node objects of a large cluster.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u16).range(..=3000))]
     others: u16,
-    /// Times that a node joins the cluster.
-    #[arg(long, default_value_t = 30)]
+    /// Times that a node joins the cluster, on the same segment and behind a router.
+    #[arg(long, default_value_t = 100)]
     joins: usize,
+    /// Times that a new agent lists the nodes of the large cluster.
+    #[arg(long, default_value_t = 5)]
+    lists: usize,
 }
 
 const ONE_DIRECT: &str = "direct, one other node";
@@ -85,8 +86,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Report> {
         Ok([bed.paths, bed.sizes])
     })?;
     eprintln!("nodes: {} times a new node", options.joins);
-    let joined = if options.joins > 0 { join::measure(options.joins)? } else { Series::default() };
-    Ok(Report { others: options.others, comparisons, joined })
+    let joined = if options.joins > 0 { join::measure(options.joins)? } else { Default::default() };
+    eprintln!("nodes: {} times a list of {} nodes", options.lists, options.others);
+    let listed = list::measure(options.others, options.lists)?;
+    Ok(Report { others: options.others, comparisons, joined, listed })
 }
 
 // === impl Bed ===
