@@ -105,7 +105,7 @@ impl Part {
                 less("ADD, p50", add, 0.30, 0.22),
                 less("ADD, p99", |it| it.add.took.percentile(99), 0.40, 0.25),
                 less("ADD, CPU", |it| it.add.cpu.p50(), 0.25, 0.18),
-                less("DEL, p50", |it| it.del.took.p50(), 0.12, 0.08),
+                less("DEL, p50", |it| it.del.took.p50(), 0.08, 0.04),
             ],
             Self::Parallel(..) => vec![less("ADD, p50", add, 0.30, 0.22)],
             Self::Burst(..) => {

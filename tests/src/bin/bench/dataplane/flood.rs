@@ -2,7 +2,7 @@
 //!
 //! The programs drop each packet, and record as many as the budget allows. Two pods that share a machine
 //! share its memory and caches, too: the reference is a third pod that sends the same packets to its own
-//! loopback.
+//! loopback. What the pair has without any flood is shown beside both.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -28,6 +28,7 @@ use crate::rates::{
 
 pub(super) const OWN: &str = "flood of own loopback";
 pub(super) const SPOOFED: &str = "flood of spoofed packets";
+pub(super) const NONE: &str = "no flood";
 
 pub(super) struct Flood {
     pod: Pod,
@@ -46,7 +47,7 @@ const DESTINATION: [u8; 4] = [10, 244, 0, 1];
 const PORT: u16 = 9;
 
 pub(super) fn comparison() -> Comparison {
-    Comparison::new("A third pod floods", vec![OWN, SPOOFED], [(Load::RequestResponse, Cores::Same)])
+    Comparison::new("A third pod floods", vec![OWN, SPOOFED, NONE], [(Load::RequestResponse, Cores::Same)])
 }
 
 // === impl Flood ===
@@ -62,7 +63,7 @@ impl Flood {
         Ok(Self { pod, wires, frame, rates: Default::default() })
     }
 
-    /// Measures each flood once.
+    /// Measures each flood once, and the path without one.
     pub(super) fn round(
         &mut self,
         path: &Path,
@@ -76,6 +77,9 @@ impl Flood {
                 row.push(way, rate);
                 rates.push(frames);
             }
+        }
+        for row in &mut into.rows {
+            row.push(self.wires.len(), row.load.measure(path, row.cores, duration)?);
         }
         Ok(())
     }

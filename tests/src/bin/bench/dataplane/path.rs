@@ -13,6 +13,7 @@ use crate::{
 
 pub(super) const LOOPBACK: &str = "loopback";
 pub(super) const FERRULE: &str = "ferrule";
+pub(super) const BRIDGE: &str = "bridge";
 pub(super) const REDIRECT: &str = "redirect";
 pub(super) const FERRULE_SERVICE: &str = "ferrule, Service";
 pub(super) const BRIDGE_SERVICE: &str = "bridge, Service";

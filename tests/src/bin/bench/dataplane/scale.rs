@@ -1,4 +1,5 @@
-//! What further pods on the node cost the path between two of them.
+//! What further pods on the node cost the path between two of them, by the pod's own address and by that of a
+//! Service, beside the same path of the plugin `bridge`.
 
 use std::time::Duration;
 
@@ -12,11 +13,19 @@ use crate::rates::{
     path::Path,
 };
 
-pub(super) const ALONE: &str = "no further pods";
-pub(super) const MANY: &str = "500 further pods";
+/// How reports call a path, at each step.
+pub(super) type Names = [&'static str; STEPS.len()];
 
-/// Numbers of further pods, and how reports call them.
-const STEPS: [(usize, &str); 3] = [(0, ALONE), (100, "100 further pods"), (500, MANY)];
+pub(super) const FERRULE: Names = ["no further pods", "100 further pods", "500 further pods"];
+pub(super) const SERVICE: Names =
+    ["Service, no further pods", "Service, 100 further pods", "Service, 500 further pods"];
+pub(super) const BRIDGE: Names =
+    ["bridge, no further pods", "bridge, 100 further pods", "bridge, 500 further pods"];
+
+/// Numbers of further pods.
+const STEPS: [usize; 3] = [0, 100, 500];
+const PATHS: [(&str, Names); 3] =
+    [(path::FERRULE, FERRULE), (path::FERRULE_SERVICE, SERVICE), (path::BRIDGE, BRIDGE)];
 const LOOPBACK: &str = "loopback meanwhile";
 
 /// Attaches pods step by step, and measures at each.
@@ -31,28 +40,34 @@ pub(super) fn measure(
     most: usize,
 ) -> anyhow::Result<Comparison> {
     let find = |name: &str| paths.iter().find(|it| it.name() == name).context(format!("no path {name}"));
-    let (loopback, ferrule) = (find(path::LOOPBACK)?, find(path::FERRULE)?);
-    let steps: Vec<_> = STEPS.into_iter().filter(|(pods, _)| *pods <= most).collect();
-    let names = [LOOPBACK].into_iter().chain(steps.iter().map(|(_, name)| *name)).collect();
+    let loopback = find(path::LOOPBACK)?;
+    let measured_paths = PATHS.iter().map(|(name, _)| find(name)).collect::<Result<Vec<_>, _>>()?;
+    let steps: Vec<_> = STEPS.into_iter().filter(|pods| *pods <= most).collect();
+    let of_steps = PATHS.iter().flat_map(|(_, names)| names.iter().take(steps.len()).copied());
+    let names = [LOOPBACK].into_iter().chain(of_steps).collect();
     let loads = [Load::RequestResponse, Load::ConnectRequestResponse].map(|load| (load, Cores::Same));
     let mut comparison = Comparison::new("Further pods", names, loads);
     // Of each load: the rates of loopback, and each step's way and its share of that.
     let mut measured = comparison.rows.iter().map(|_| (Vec::new(), Vec::new())).collect::<Vec<_>>();
     let mut attached = 0;
-    for (way, (pods, name)) in (1..).zip(steps) {
+    for (step, pods) in steps.iter().copied().enumerate() {
         for number in attached..pods {
             node.attach(&format!("further-{number}"))?;
         }
         attached = pods;
-        eprintln!("dataplane: {name}");
+        eprintln!("dataplane: {pods} further pods");
         for round in 0..=rounds {
             for (row, (references, shares)) in comparison.rows.iter().zip(&mut measured) {
                 let reference = row.load.measure(loopback, row.cores, duration)?;
-                let rate = row.load.measure(ferrule, row.cores, duration)?;
-                // The first round warms up.
+                for (number, path) in measured_paths.iter().enumerate() {
+                    let rate = row.load.measure(path, row.cores, duration)?;
+                    // The first round warms up.
+                    if round > 0 {
+                        shares.push((1 + number * steps.len() + step, rate / reference));
+                    }
+                }
                 if round > 0 {
                     references.push(reference);
-                    shares.push((way, rate / reference));
                 }
             }
         }

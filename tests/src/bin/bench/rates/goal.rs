@@ -36,7 +36,10 @@ impl Goal {
 
     /// Bar and aim, as in tables.
     pub(crate) fn limit_texts(&self) -> [String; 2] {
-        let text = |limit: f64| format!("{limit:.2}");
+        let text = |limit: f64| {
+            let text = format!("{limit:.3}");
+            text.strip_suffix('0').map_or(text.clone(), str::to_owned)
+        };
         self.limits.map_or_else(Default::default, |Limits { bar, aim }| [text(bar), text(aim)])
     }
 
@@ -64,6 +67,12 @@ mod tests {
         let with = goal("ferrule", "bridge", limits(1.18, 1.22));
         assert_eq!([1.22, 1.21, 1.17].map(|it| with.verdict(it)), ["reached", "within bar", "missed"]);
         assert_eq!(goal("ferrule", "veth", None).verdict(0.1), "");
+    }
+
+    #[test]
+    fn bars_have_as_many_digits_as_they_need() {
+        assert_eq!(goal("off", "never", limits(0.995, 1.0)).limit_texts(), ["0.995", "1.00"]);
+        assert_eq!(goal("ferrule", "bridge", None).limit_texts(), ["", ""]);
     }
 
     #[test]
