@@ -18,7 +18,7 @@ use super::{
     Options,
     bed::{Bed, TIMEOUT, v4},
     host_rules::HostRules,
-    rules,
+    rows, rules,
     stream::{Stream, Turn},
     traffic,
 };
@@ -40,10 +40,9 @@ const LARGE: Goal = Goal::at_most(100.0, 100.0);
 pub(super) fn measure(bed: &Bed<'_>, options: &Options, table: &mut Table) -> anyhow::Result<()> {
     let (events, rules) = (options.events, options.rules);
     labels_and_policies(bed, events, "", table)?;
-    let took = foreign_pods(bed, events)?;
-    add(table, &format!("new pod of another node, until allowed, p50 of {events}"), &took, EVENT);
+    foreign_pods(bed, events, "", table)?;
     if options.large > 0 {
-        let [took, since_event, worked] = large_policies(bed, options.large, rules)?;
+        let [took, since_event, worked] = large_policies(bed, options.large, rules, table)?;
         add(table, &format!("new policy with {rules} rules, p50 of {}", options.large), &took, None);
         add(table, "  from when the API server has stored it, p50", &since_event, LARGE);
         table.add("  of which the agent compiles and writes, p50", worked.p50(), "ms", None);
@@ -124,8 +123,9 @@ fn policies(bed: &Bed<'_>, count: usize) -> anyhow::Result<[Series; 2]> {
     Ok(took)
 }
 
-/// The first packet to a pod of another node, which the watch tells of, from a pod whose egress is isolated.
-fn foreign_pods(bed: &Bed<'_>, count: usize) -> anyhow::Result<Series> {
+/// Measures the first packet to a pod of another node, which the watch tells of, from a pod whose egress is
+/// isolated.
+pub(super) fn foreign_pods(bed: &Bed<'_>, count: usize, when: &str, table: &mut Table) -> anyhow::Result<()> {
     let outside = std::path::Path::new("/run/netns/outside");
     sys::run("ip -n outside link set lo up")?;
     sys::run("ip -n outside address replace 192.0.2.254/24 dev eth0")?;
@@ -151,19 +151,25 @@ fn foreign_pods(bed: &Bed<'_>, count: usize) -> anyhow::Result<Series> {
         bed.cluster.api.delete(Resource::Pods, NAMESPACE, &name)?;
     }
     bed.delete_policy("caller")?;
-    Ok(took)
+    add(table, &format!("new pod of another node, until allowed{when}, p50 of {count}"), &took, EVENT);
+    Ok(())
 }
 
 /// A policy whose last rule allows what a policy without rules isolates: the whole times, those from when the
 /// API server has stored the object, which are the server's serialization and what follows, and those of the
-/// agent's work, as it counts them.
-fn large_policies(bed: &Bed<'_>, count: usize, rules: usize) -> anyhow::Result<[Series; 3]> {
+/// agent's work, as it counts them. The first one's rows are added to the table.
+fn large_policies(
+    bed: &Bed<'_>,
+    count: usize,
+    rules: usize,
+    table: &mut Table,
+) -> anyhow::Result<[Series; 3]> {
     let [front, server] = [bed.attach("large-front", "large-peer")?, bed.attach("large-server", "large")?];
     bed.create_policy("large-deny", json!({ "podSelector": { "matchLabels": { "role": "large" } } }))?;
     bed.wait_until_reached(&front, &server, false)?;
     let stream = between(&front, &server)?;
     let [mut took, mut since_event, mut worked] = [Series::default(), Series::default(), Series::default()];
-    for _ in 0..count {
+    for number in 0..count {
         let spec = rules::large(rules, "large", "large-peer");
         let (writes, before) = (bed.node.metric(WRITES)?, work(bed)?);
         let stored = Cell::new(Duration::ZERO);
@@ -178,6 +184,9 @@ fn large_policies(bed: &Bed<'_>, count: usize, rules: usize) -> anyhow::Result<[
         // Counted after the last row, which lets packets pass.
         sys::wait_until("the agent has counted", TIMEOUT, || Ok(bed.node.metric(WRITES)? > writes))?;
         worked.push(Duration::from_secs_f64(work(bed)? - before));
+        if number == 0 {
+            rows::measure(bed.node, &format!("a policy with {rules} rules"), table)?;
+        }
         bed.delete_policy("large")?;
         bed.wait_until_reached(&front, &server, false)?;
     }

@@ -1,14 +1,18 @@
 //! Goals for traffic between pods that policies judge.
 
-use super::traffic::{FEW, FEW_OF_HOST, IPTABLES, LIST, MANY, NONE, SET};
+use super::traffic::{FEW, FEW_OF_HOST, HUNDRED, IPTABLES, LIST, MANY, NONE, SET, THOUSAND};
 use crate::rates::{
     goal::{Goal, limits},
     load::Load::{self, ConnectRequestResponse, RequestResponse},
 };
 
-pub(crate) const GOALS: [Goal; 10] = [
+pub(crate) const GOALS: [Goal; 14] = [
     Goal { load: RequestResponse, of: FEW, to: NONE, limits: limits(0.98, 0.99) },
     Goal { load: ConnectRequestResponse, of: FEW, to: NONE, limits: limits(0.94, 0.97) },
+    Goal { load: RequestResponse, of: HUNDRED, to: FEW, limits: None },
+    Goal { load: ConnectRequestResponse, of: HUNDRED, to: FEW, limits: None },
+    Goal { load: RequestResponse, of: THOUSAND, to: FEW, limits: None },
+    Goal { load: ConnectRequestResponse, of: THOUSAND, to: FEW, limits: None },
     Goal { load: RequestResponse, of: MANY, to: FEW, limits: limits(0.95, 0.99) },
     Goal { load: ConnectRequestResponse, of: MANY, to: FEW, limits: limits(0.97, 0.99) },
     of_host(RequestResponse, LIST),

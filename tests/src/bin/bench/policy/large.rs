@@ -13,7 +13,7 @@ use super::{
     Options,
     bed::{Bed, TIMEOUT},
     burden::Burden,
-    changes,
+    changes, rows,
 };
 use crate::{
     memory,
@@ -22,6 +22,7 @@ use crate::{
 
 /// How often each kind of change is measured here; most samples are of the small cluster.
 const EVENTS: usize = 50;
+const LARGE: &str = ", large cluster";
 const KNOWN: &str = "ferrule_policy_policies";
 const GOAL: Goal = Goal::at_most(60.0, 45.0);
 
@@ -48,9 +49,13 @@ pub(super) fn measure(node: &mut Node, options: &Options, table: &mut Table) -> 
         Ok(pod)
     };
     let _attached = (0..local).map(attach).collect::<Result<Vec<_>, _>>()?;
-    memory::measure(bed.node, &format!("{local} of the pods attached"), GOAL, table)?;
+    let attached = format!("{local} of the pods attached");
+    memory::measure(bed.node, &attached, GOAL, table)?;
+    rows::measure(bed.node, &attached, table)?;
     if events > 0 {
-        changes::labels_and_policies(&bed, events.min(EVENTS), ", large cluster", table)?;
+        let events = events.min(EVENTS);
+        changes::labels_and_policies(&bed, events, LARGE, table)?;
+        changes::foreign_pods(&bed, events, LARGE, table)?;
         memory::measure(bed.node, "after these changes", GOAL, table)?;
     }
     Ok(())

@@ -10,6 +10,7 @@ mod goal;
 mod host_rules;
 mod large;
 mod report;
+mod rows;
 mod rules;
 mod stream;
 mod traffic;

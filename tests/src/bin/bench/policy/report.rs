@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     goal::GOALS,
-    traffic::{self, FEW, LOADS, MANY, NONE},
+    traffic::{self, FEW, HUNDRED, LOADS, MANY, NONE, THOUSAND},
 };
 use crate::{
     rates::{
@@ -28,8 +28,8 @@ pub(crate) struct Report {
 const TITLE: &str = "Traffic between two pods of a node, judged by network policies.";
 const SHARES: &str = "Client and server on one core: rates as shares of the first row's, and in parentheses.";
 const LEGEND: &str = "\
-Few rules: both pods are isolated in both directions, and one rule at each end allows their port. Many rules: so many
-more rules in each direction, for addresses, pods and ports other than theirs. \"ptp\": Debian's plugin, whose packets
+Few rules: both pods are isolated in both directions, and one rule at each end allows their port. 100, 1,000 and many
+rules: so many more rules in each direction, for addresses, pods and ports other than theirs. \"ptp\": Debian's plugin, whose packets
 pass the host's firewall: one rule for established connections, as many other rules, and the pods' own rule last. The
 others are a list in nftables, the elements of a set in nftables, or a list in iptables (its earlier implementation,
 not the one on nftables). The agent's policies change between the measurements of a round, for the same pods.
@@ -40,6 +40,7 @@ write to the API server in this process (so that the server's part is included, 
 after the first datagram that passes, or the first that does not: \"label\" and \"policy\" between two pods of the node,
 \"new pod of another node\" from a pod whose egress is isolated to an address that the API names for the first time.
 \"ptp\": the host's own tool, from its start to its end, with a file that has the rules.
+Maps: rows in use, and what the kernel charges (`bytes_memlock`); the maps of flows have their full size from the start.
 Memory: VmRSS of the agent a few seconds after the last change, with pods of 4.5 kB of JSON; all but the attached ones
 run on other nodes, which have no Node objects.
 The goals are absolute, so a verdict depends on this machine and its other load.
@@ -63,7 +64,7 @@ impl Report {
             let bar = |(way, name): (usize, &&str)| Bar {
                 name: (*name).to_owned(),
                 share: row.share(way),
-                is_ours: [NONE, FEW, MANY].contains(name),
+                is_ours: [NONE, FEW, HUNDRED, THOUSAND, MANY].contains(name),
             };
             let bars = self.comparison.names.iter().enumerate().map(bar).collect();
             Group { name: row.load.name().to_owned(), bars }
@@ -118,7 +119,8 @@ mod tests {
     fn report() -> Report {
         let mut report = Report::new(10_000);
         for row in &mut report.comparison.rows {
-            for (way, rate) in [100.0, 96.0, 95.0, 80.0, 8.0, 79.0, 16.0].into_iter().enumerate() {
+            for (way, rate) in [100.0, 96.0, 96.0, 95.0, 95.0, 80.0, 8.0, 79.0, 16.0].into_iter().enumerate()
+            {
                 row.push(way, rate);
             }
         }
@@ -143,6 +145,6 @@ mod tests {
     #[test]
     fn the_picture_tells_our_bars_from_those_of_others() {
         let ours: Vec<_> = report().chart().groups[0].bars.iter().map(|it| it.is_ours).collect();
-        assert_eq!(ours, [true, true, true, false, false, false, false]);
+        assert_eq!(ours, [true, true, true, true, true, false, false, false, false]);
     }
 }

@@ -1,4 +1,4 @@
-//! Traffic between two pods without policies, with few rules and with many.
+//! Traffic between two pods without policies, with few rules and with more and more.
 //!
 //! The ways differ by what is in the cluster, so that a round creates and deletes policies between its
 //! measurements; every other round goes through the ways in the other order.
@@ -20,6 +20,8 @@ use crate::rates::{
 
 pub(super) const NONE: &str = "no policy";
 pub(super) const FEW: &str = "few rules";
+pub(super) const HUNDRED: &str = "100 rules";
+pub(super) const THOUSAND: &str = "1,000 rules";
 pub(super) const MANY: &str = "many rules";
 pub(super) const FEW_OF_HOST: &str = "ptp, few rules";
 /// The ways whose rules are the host's, with their names.
@@ -30,7 +32,9 @@ pub(super) const SET: &str = "ptp, many rules in a set";
 pub(super) const IPTABLES: &str = "ptp, many rules of iptables";
 
 pub(super) const LOADS: [Load; 2] = [Load::RequestResponse, Load::ConnectRequestResponse];
-const WAYS: [&str; 7] = [NONE, FEW, MANY, FEW_OF_HOST, LIST, SET, IPTABLES];
+const WAYS: [&str; 9] = [NONE, FEW, HUNDRED, THOUSAND, MANY, FEW_OF_HOST, LIST, SET, IPTABLES];
+/// The ways of our own that have further rules, beside [`MANY`].
+const MORE: [(&str, usize); 2] = [(HUNDRED, 100), (THOUSAND, 1_000)];
 /// The agent works for a moment after a change.
 const SETTLE: Duration = Duration::from_millis(500);
 
@@ -40,12 +44,12 @@ struct Scene<'a> {
     server: Pod,
     /// Reaches the server as long as there is no policy.
     stranger: Pod,
-    /// Reaches the server with no policy, and with many rules.
+    /// Reaches the server with no policy, and with further rules.
     witness: Pod,
     few: Vec<(String, serde_json::Value)>,
-    many: Vec<(String, serde_json::Value)>,
     has_few: bool,
-    has_many: bool,
+    /// So many further rules are in force.
+    further: usize,
 }
 
 pub(super) fn comparison() -> Comparison {
@@ -67,9 +71,8 @@ pub(super) fn measure(
         stranger: bed.attach("stranger", "stranger")?,
         witness: bed.attach("witness", WITNESS)?,
         few: rules::few(path.listen.port()),
-        many: rules::many(count),
         has_few: false,
-        has_many: false,
+        further: 0,
     };
     let mut comparison = comparison();
     for round in 0..=rounds {
@@ -84,7 +87,11 @@ pub(super) fn measure(
             let path = match (way_name, of_host) {
                 (FEW_OF_HOST, _) => host_rules.set(Form::List, 0).map(|_| &host_rules.path)?,
                 (_, Some((_, form))) => host_rules.set(*form, count).map(|_| &host_rules.path)?,
-                (policies, None) => scene.set(policies != NONE, policies == MANY).map(|()| &path)?,
+                (MANY, None) => scene.set(true, count).map(|()| &path)?,
+                (policies, None) => {
+                    let more = MORE.iter().find(|(name, _)| *name == policies);
+                    scene.set(policies != NONE, more.map_or(0, |(_, rules)| *rules)).map(|()| &path)?
+                }
             };
             thread::sleep(SETTLE);
             for row in &mut comparison.rows {
@@ -104,22 +111,26 @@ pub(super) fn measure(
 
 impl Scene<'_> {
     /// Creates and deletes policies, and waits until exactly they are in force.
-    fn set(&mut self, few: bool, many: bool) -> anyhow::Result<()> {
-        let turns = [(few, &mut self.has_few, &self.few), (many, &mut self.has_many, &self.many)];
-        for (wanted, has, policies) in turns {
-            if wanted != *has {
-                let turn = |(name, spec): &(String, serde_json::Value)| {
-                    if wanted {
-                        self.bed.create_policy(name, spec.clone())
-                    } else {
-                        self.bed.delete_policy(name)
-                    }
-                };
-                policies.iter().try_for_each(turn)?;
-                *has = wanted;
-            }
+    fn set(&mut self, few: bool, further: usize) -> anyhow::Result<()> {
+        if self.further != further && self.further > 0 {
+            let old = rules::many(self.further);
+            old.iter().try_for_each(|(name, _)| self.bed.delete_policy(name))?;
+            // The last one lets the witness in.
+            self.bed.wait_until_reached(&self.witness, &self.server, false)?;
+            self.further = 0;
+        }
+        if self.has_few != few {
+            self.few.iter().try_for_each(|(name, spec)| {
+                if few { self.bed.create_policy(name, spec.clone()) } else { self.bed.delete_policy(name) }
+            })?;
+            self.has_few = few;
+        }
+        if self.further != further {
+            let new = rules::many(further);
+            new.into_iter().try_for_each(|(name, spec)| self.bed.create_policy(&name, spec))?;
+            self.further = further;
         }
         self.bed.wait_until_reached(&self.stranger, &self.server, !few)?;
-        self.bed.wait_until_reached(&self.witness, &self.server, many || !few)
+        self.bed.wait_until_reached(&self.witness, &self.server, further > 0 || !few)
     }
 }
