@@ -7,6 +7,7 @@ use ferrule_tests::{
     capture::Frames,
     fabric::{Fabric, Member, with_fabric},
     pod::Pod,
+    probe::Probe,
     sys,
 };
 
@@ -73,6 +74,29 @@ pub(crate) fn wait_until_reached(from: &Pod, to: IpAddr) -> anyhow::Result<()> {
 /// If there is none.
 pub(crate) fn of(addresses: &[IpAddr], family: usize) -> anyhow::Result<IpAddr> {
     addresses.get(family).copied().with_context(|| format!("no address {family} in {addresses:?}"))
+}
+
+/// Starts packets between two pods, in both families and directions.
+///
+/// # Errors
+/// If a socket cannot be opened, or no packets arrive.
+pub(crate) fn probes_between([one, other]: [&Pod; 2]) -> anyhow::Result<Vec<Probe>> {
+    let mut probes = Vec::new();
+    for (from, to) in [(one, other), (other, one)] {
+        for address in &to.addresses {
+            let probe = Probe::start(from.path(), to.path(), *address)?;
+            probe.expect_flow("at first")?;
+            probes.push(probe);
+        }
+    }
+    Ok(probes)
+}
+
+/// # Errors
+/// If a packet was lost or reordered, or if none arrives any more.
+pub(crate) fn expect_all(probes: Vec<Probe>) -> anyhow::Result<()> {
+    probes.iter().try_for_each(|probe| probe.expect_flow("at last"))?;
+    probes.into_iter().try_for_each(|probe| probe.end()?.expect_all())
 }
 
 /// Runs `run`, and returns what the node sent and received meanwhile.

@@ -1,8 +1,13 @@
 //! What others change by hand, and what happens to the uplink, is made good.
 
-use std::{process::Command, thread, time::Duration};
+use std::{
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use ferrule_tests::{
     apiserver::Resource,
     dist,
@@ -10,17 +15,23 @@ use ferrule_tests::{
     node::{PINS, UPLINK_MTU},
     others::{self, TUNNEL},
     pod::Pod,
-    sys,
+    sys, traffic,
 };
 use serde_json::Value;
 
-use crate::fixture::{TIMEOUT, ping, wait_until_connected, with_pods};
+use crate::fixture::{TIMEOUT, expect_all, ping, probes_between, wait_until_connected, with_pods};
+
+/// A stream sends some tens of megabytes in a second.
+const A_WHILE: Duration = Duration::from_secs(1);
 
 #[test]
 fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
     with_pods(&[], |fabric, pods| {
         let [one, ..] = &fabric.nodes;
         let before = one.on(|_| others::tunnel())?;
+        // Their nodes need no tunnel.
+        let [a, b, _] = pods;
+        let direct = probes_between([a, b])?;
         let repairs = || one.on(|node| node.metric("ferrule_node_repairs_total"));
         for damage in [
             "ip link del NAME",
@@ -54,7 +65,7 @@ fn the_tunnel_device_is_corrected_after_each_change_by_hand() {
             }
             wait_until_connected(pods).context(damage)?;
         }
-        Ok(())
+        expect_all(direct)
     })
     .unwrap();
 }
@@ -204,14 +215,32 @@ fn wait_until_fits(from: &Pod, to: &Pod, len: u32) -> anyhow::Result<()> {
 fn running_pods_follow_the_mtu_of_the_uplink() {
     with_pods(&[], |fabric, [a, _, c]| {
         wait_until_fits(a, c, UPLINK_MTU - 50)?;
-        for mtu in [UPLINK_MTU - 80, UPLINK_MTU] {
-            fabric
-                .nodes
-                .iter()
-                .try_for_each(|it| it.run(&format!("ip link set uplink mtu {mtu}")).map(drop))?;
-            wait_until_fits(a, c, mtu - 50).with_context(|| format!("with an uplink of {mtu}"))?;
-        }
-        Ok(())
+        let change = || {
+            for mtu in [UPLINK_MTU - 80, UPLINK_MTU] {
+                for node in &fabric.nodes {
+                    node.run(&format!("ip link set uplink mtu {mtu}"))?;
+                }
+                wait_until_fits(a, c, mtu - 50).with_context(|| format!("with an uplink of {mtu}"))?;
+                thread::sleep(A_WHILE);
+            }
+            anyhow::Ok(())
+        };
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let stream = |address| {
+                let stop = &stop;
+                scope.spawn(move || traffic::stream_until(stop, a.path(), c.path(), address))
+            };
+            let streams: Vec<_> = c.addresses.iter().copied().map(stream).collect();
+            thread::sleep(A_WHILE);
+            let changed = change();
+            stop.store(true, Ordering::Relaxed);
+            for stream in streams {
+                let ended = stream.join().map_err(|_| anyhow!("a stream panicked"))?;
+                ended.context("a stream did not survive the changes of the MTU")?;
+            }
+            changed
+        })
     })
     .unwrap();
 }
@@ -219,7 +248,9 @@ fn running_pods_follow_the_mtu_of_the_uplink() {
 #[test]
 fn routes_come_back_with_the_uplink() {
     with_pods(&[], |fabric, pods| {
-        for node in &fabric.nodes {
+        let [a, b, c] = pods;
+        for (node, left) in fabric.nodes.iter().zip([[b, c], [a, c], [a, b]]) {
+            let probes = probes_between(left)?;
             node.run("ip link set uplink down")?;
             sys::wait_until("the routes are gone with the link", TIMEOUT, || {
                 Ok(!node.run("ip route")?.contains("dev uplink"))
@@ -227,6 +258,7 @@ fn routes_come_back_with_the_uplink() {
             node.run("ip link set uplink up")?;
             node.configure_uplink()?;
             wait_until_connected(pods).with_context(|| format!("after {} was cut off", node.name))?;
+            expect_all(probes).with_context(|| format!("while {} was cut off", node.name))?;
         }
         Ok(())
     })

@@ -1,6 +1,6 @@
 //! Other uplinks than one cable: a bridge, a second one, and one that is deleted and made again.
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use ferrule_tests::{
     capture::Capture,
     fabric::{Fabric, Member, on_fabric, underlay},
@@ -11,7 +11,7 @@ use ferrule_tests::{
 
 use crate::{
     fast_path::wait_for_links,
-    fixture::{TIMEOUT, of, wait_until_connected, with_pods},
+    fixture::{TIMEOUT, expect_all, of, probes_between, wait_until_connected, with_pods},
 };
 
 const MEGABYTE: u64 = 1 << 20;
@@ -179,9 +179,10 @@ fn filters_of_others_that_keep_the_agents_from_running_on_an_uplink_are_named() 
 #[test]
 fn an_uplink_that_is_deleted_and_made_again_is_used_again() {
     with_pods(&[], |fabric, pods| {
-        let [one, _, three] = &fabric.nodes;
+        let ([one, _, three], [a, b, c]) = (&fabric.nodes, pods);
         // The third one reaches all others by the tunnel, and nothing directly.
-        for (node, uplink) in [(one, "  on"), (three, "  on: by the tunnel")] {
+        for (node, uplink, left) in [(one, "  on", [b, c]), (three, "  on: by the tunnel", [a, b])] {
+            let probes = probes_between(left)?;
             node.run("ip link del uplink")?;
             sys::wait_until("the routes are gone with the link", TIMEOUT, || {
                 Ok(!node.run("ip route")?.contains("dev uplink"))
@@ -200,8 +201,8 @@ fn an_uplink_that_is_deleted_and_made_again_is_used_again() {
             sys::wait_until("nothing deviates", TIMEOUT, || {
                 node.on(|node| node.ctl(&["verify"])).map(|_| true)
             })?;
+            expect_all(probes).with_context(|| format!("while {} had no uplink", node.name))?;
         }
-        let [a, b, c] = pods;
         exchange(a, b)?;
         exchange(a, c)
     })
