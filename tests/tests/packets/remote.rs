@@ -1,9 +1,9 @@
 //! Packets to pods of other nodes, past the host's stack.
 
 use agent_common::{EndpointKey, NodeEntry, NodeKey};
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use ferrule_tests::{
-    packet::{Ipv4, Ipv6, UDP, data, udp},
+    packet::{Ipv4, Ipv6, TCP, UDP, data, tcp, udp},
     program::{Program, Programs, SkBuff, TC_ACT_REDIRECT, TC_ACT_UNSPEC},
 };
 
@@ -33,6 +33,35 @@ fn packets_leave_for_the_next_hop_in_the_row_and_by_the_stack_without_one() {
                 // The neighbour's MAC replaces that of the frame later.
                 let expected = if is_known { &forwarded } else { &sent };
                 ensure!(ran.packet == *expected, "to {range}, next hop {next:?}: {ran:?}");
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A segment has 20 bytes of TCP header, and those of IP: as many bytes as the way takes, or one more.
+#[test]
+fn packets_that_are_segmented_later_are_as_large_as_their_segments() {
+    with_pods(|programs| {
+        let payload = tcp(1, 2, &data(3000));
+        let sent = A.sends_v4(&Ipv4::new(A.v4, [10, 244, 2, 5], TCP).with(&payload));
+        let sent6 =
+            A.sends_v6(&Ipv6::new(A.v6, v6([0xfd00, 0x10, 0x244, 2, 0, 0, 0, 5]), TCP).with(&payload));
+        let next_hops = [EndpointKey::ipv4([192, 0, 2, 2]), EndpointKey::ipv6([0xfe; 16])];
+        for (range, len, next, sent, headers) in
+            [("10.244.2.0", 24, next_hops[0], sent, 40), ("fd00:10:244:2::", 64, next_hops[1], sent6, 60)]
+        {
+            for mtu in [1400, 1500] {
+                let (flags, address) = (NodeEntry::FAST, next.address);
+                let row = NodeEntry { id: 2, flags, address, ifindex: STRANGER, mtu };
+                programs.add_node(NodeKey::new(range.parse()?, len), row)?;
+                for (size, verdict) in [(mtu - headers, TC_ACT_REDIRECT), (mtu - headers + 1, TC_ACT_UNSPEC)]
+                {
+                    let skb = SkBuff { gso_size: size, ..SkBuff::on(A.ifindex) };
+                    let ran = programs.run(Program::FromPod, skb, &sent)?;
+                    ran.expect(verdict).with_context(|| format!("{range}, {mtu}, segments of {size}"))?;
+                }
             }
         }
         Ok(())

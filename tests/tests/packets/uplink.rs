@@ -1,13 +1,14 @@
 //! `from_uplink`: packets from the wire.
 
-use agent_common::{DropReason, NodeEntry, NodeKey, Traffic};
+use agent_common::{DropReason, EndpointKey, NodeEntry, NodeKey, Traffic};
 use anyhow::ensure;
 use ferrule_tests::{
     packet::{
-        self, ARP, Arp, FRAGMENT, IPV4, IPV6, Ipv4, Ipv4Address, Ipv6, Ipv6Address, QINQ, UDP, VLAN, frame,
-        tagged, udp,
+        self, ARP, Arp, FRAGMENT, IPV4, IPV6, Ipv4, Ipv4Address, Ipv6, Ipv6Address, QINQ, UDP, VLAN, data,
+        frame, tagged, udp,
     },
-    program::{Program, Programs, SkBuff, TC_ACT_SHOT, TC_ACT_UNSPEC, verdict_name},
+    program::{Program, Programs, SkBuff, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, verdict_name},
+    sys,
 };
 
 use crate::table::{
@@ -151,4 +152,52 @@ fn a_tag_behind_a_tag_without_a_vlan_is_dropped() {
         ("802.1ad", tagged(&v6_from(A.v6), &[(QINQ, 0)]), vlan),
     ])
     .unwrap();
+}
+
+#[test]
+fn packets_of_remote_pods_go_past_the_stack_to_the_pods() {
+    const BYTES: u64 = 14 + 20 + 8 + 64;
+    let payload = udp(1, 2, &data(64));
+    let (ip, ip6) = (Ipv4::new(REMOTE_V4, B.v4, UDP), Ipv6::new(REMOTE_V6, B.v6, UDP));
+    let less = (Ipv4 { ttl: ip.ttl - 1, ..ip.clone() }, Ipv6 { hop_limit: ip6.hop_limit - 1, ..ip6.clone() });
+    let rows = [
+        (IPV4, ip.with(&payload), less.0.with(&payload), BYTES),
+        (IPV6, ip6.with(&payload), less.1.with(&payload), BYTES + 20),
+    ];
+    for is_indexed in [false, true] {
+        with_pods(|programs| {
+            prepare(programs, is_indexed)?;
+            let address = EndpointKey::ipv4([192, 0, 2, 2]).address;
+            let node = NodeEntry { id: 2, flags: NodeEntry::FAST, address, ifindex: UPLINK, mtu: 1500 };
+            programs.add_node(NodeKey::new("10.244.2.0".parse()?, 24), node)?;
+            programs.add_node(NodeKey::new("fd00:10:244:2::".parse()?, 64), node)?;
+            if is_indexed {
+                programs.index_nodes()?;
+            }
+            let mac = NODE_MAC.map(|byte| format!("{byte:02x}")).join(":");
+            sys::run(&format!("ip link set pod{UPLINK} address {mac}"))?;
+            let (mut of_pods, mut of_links) = (programs.counters()?, programs.links()?);
+            for (ethertype, packet, routed, bytes) in &rows {
+                let sent = frame(NODE_MAC, OTHER_MAC, *ethertype, packet);
+                let ran = programs.run(Program::FromUplink, SkBuff::on(UPLINK), &sent)?;
+                ran.expect(TC_ACT_REDIRECT)?;
+                ensure!(ran.packet == B.receives(*ethertype, routed), "{ran:?}");
+                for traffic in
+                    [&mut of_pods.entry(B.ifindex).or_default().ingress, of_links.entry(UPLINK).or_default()]
+                {
+                    traffic.packets += 1;
+                    traffic.bytes += bytes;
+                }
+                ensure!(programs.counters()? == of_pods && programs.links()? == of_links);
+                // A switch floods what is for a machine that it does not know.
+                let flooded = frame(A.mac, OTHER_MAC, *ethertype, packet);
+                let ran = programs.run(Program::FromUplink, SkBuff::on(UPLINK), &flooded)?;
+                ran.expect(TC_ACT_UNSPEC)?;
+                of_links = programs.links()?;
+                ensure!(programs.counters()? == of_pods, "counted at a pod");
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
 }
