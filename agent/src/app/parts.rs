@@ -15,7 +15,7 @@ use crate::{
     decide::Decider,
     events::{Events, Recorder},
     health::{Health, Reporter},
-    masquerade::Masquerade,
+    masquerade::{self, Masquerade},
     metrics::Metrics,
     plug::{nodes::tunnel, reaper::Reaper, uplink::Uplink},
     policy::{Enforcer, Maps, Report, Reporters},
@@ -85,7 +85,7 @@ impl Parts {
         let events_of_policies = (events.clone(), Arc::clone(&reporters));
         let report = Report::new(health, metrics.policy.clone(), events_of_policies);
         tasks.spawn("policy", enforcer.start(report).context("cannot start the thread of policies")?);
-        let ports = Arc::new(HostPorts::new(own_ports(config)));
+        let ports = Arc::new(HostPorts::new(own_ports(config), masqueraded_ports(config)));
         let engine = Engine::new(
             Arc::clone(&registry),
             Arc::clone(&dataplane),
@@ -167,6 +167,11 @@ fn own_ports(config: &Config) -> Vec<OwnPort> {
         purpose: "the tunnel between nodes (--tunnel-port)",
     }));
     own
+}
+
+/// The ports of the node's addresses that pods' flows may get.
+fn masqueraded_ports(config: &Config) -> Option<(u16, u16)> {
+    (config.masquerade.mode != masquerade::Mode::Off).then(|| config.masquerade.ports.edges())
 }
 
 /// The queue of Kubernetes Events.

@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 use crate::{
     ipam::{PodCidrs, RangeError},
     log::InvalidFilter,
-    masquerade::InvalidPorts,
+    masquerade::{InvalidPorts, Ports},
 };
 
 /// An invalid configuration.
@@ -63,6 +63,11 @@ pub enum ConfigError {
     Collector { given: String, why: &'static str },
     #[error("--tunnel-port must be from 1 to 65535, not 0")]
     TunnelPort,
+    #[error(
+        "cannot use --tunnel-port {port}: masqueraded flows get the ports {ports}, and their answers would be taken \
+         for the tunnel's packets. Choose a port outside of these, or other --masquerade-ports"
+    )]
+    MasqueradedTunnel { port: u16, ports: Ports },
     #[error("invalid --log or FERRULE_LOG: {0}")]
     Log(#[from] InvalidFilter),
     #[error("cannot use --masquerade-ports: {0}")]

@@ -125,6 +125,25 @@ fn map_capacities_come_from_flags_and_file_and_are_bounded() {
 }
 
 #[test]
+fn the_tunnels_port_is_none_that_masqueraded_flows_get() {
+    let with = |more: &[&str]| config(&[&["--kubeconfig", "/k", "--node-name", "n"], more].concat(), None);
+    let error = with(&["--tunnel-port", "40000"]).unwrap_err().to_string();
+    for part in ["--tunnel-port 40000", "32768-65535", "--masquerade-ports"] {
+        assert!(error.contains(part), "{error}");
+    }
+    for more in [
+        &["--tunnel-port", "32767"][..],
+        &["--tunnel-port", "40000", "--masquerade-ports", "40001-65535"],
+        &["--tunnel-port", "40000", "--masquerade", "off"],
+        &["--tunnel-port", "40000", "--node-routes", "direct"],
+    ] {
+        assert!(with(more).is_ok(), "{more:?}");
+    }
+    let alone = config(&["--standalone", "--pod-cidr", "10.9.0.0/16", "--tunnel-port", "40000"], None);
+    assert!(alone.is_ok(), "{alone:?}");
+}
+
+#[test]
 fn with_kubernetes_the_ranges_are_optional() {
     let config = config(&["--kubeconfig", "/k", "--node-name", "Node-1"], None).unwrap();
     let kubernetes = config.kubernetes.unwrap();

@@ -100,12 +100,20 @@ impl Settings {
         let mut kept = cidrs("--vif-cidr", &self.vif_cidrs)?;
         kept.extend(cidrs("--non-masquerade-cidr", &self.non_masquerade_cidrs)?);
         let file = self.ip_masq_agent_config.clone();
+        let mode = self.masquerade.unwrap_or_default();
+        let ports = self.masquerade_ports.as_deref().map(str::parse::<masquerade::Ports>).transpose()?;
+        let ports = ports.unwrap_or_default();
+        let tunnel_port = self.nodes()?.tunnel_port();
+        let has_tunnel = mode != masquerade::Mode::Off && !self.standalone.unwrap_or_default();
+        if let Some(port) = tunnel_port.filter(|port| has_tunnel && ports.contain(*port)) {
+            return Err(ConfigError::MasqueradedTunnel { port, ports });
+        }
         Ok(masquerade::Settings {
-            mode: self.masquerade.unwrap_or_default(),
+            mode,
             kept,
             file: file.map(|file| absolute("--ip-masq-agent-config", Some(file), "")).transpose()?,
-            ports: self.masquerade_ports.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-            tunnel_port: self.nodes()?.tunnel_port(),
+            ports,
+            tunnel_port,
         })
     }
 

@@ -51,6 +51,10 @@ impl Ports {
     pub fn edges(self) -> (u16, u16) {
         (self.0, self.1)
     }
+
+    pub fn contain(self, port: u16) -> bool {
+        (self.0..=self.1).contains(&port)
+    }
 }
 
 impl Default for Ports {

@@ -9,7 +9,7 @@
 //! without such a pod has no table.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -57,6 +57,8 @@ pub struct OwnPort {
 /// Keeps the table.
 pub struct HostPorts {
     own: Vec<OwnPort>,
+    /// The first and the last port that masqueraded flows get; `None` if there are no such flows.
+    masqueraded: Option<(u16, u16)>,
     taken: Mutex<Taken>,
 }
 
@@ -78,9 +80,10 @@ impl OwnPort {
 // === impl HostPorts ===
 
 impl HostPorts {
-    /// No pod gets one of the `own` ports.
-    pub fn new(own: Vec<OwnPort>) -> Self {
-        Self { own, taken: Mutex::default() }
+    /// No pod gets one of the `own` ports. A pod with a port of the range of `masqueraded` flows gets the
+    /// port, with a warning.
+    pub fn new(own: Vec<OwnPort>, masqueraded: Option<(u16, u16)>) -> Self {
+        Self { own, masqueraded, taken: Mutex::default() }
     }
 
     /// Takes over the ports of attachments, at start: the table has these afterwards. A port of two
@@ -93,7 +96,9 @@ impl HostPorts {
     pub fn take_over(&self, attachments: &[Attachment], left: &[LeftAddresses]) -> Result<(), NetlinkError> {
         let mut taken = self.taken();
         for it in attachments {
-            for mapping in mappings(it).unwrap_or_default() {
+            let mappings = mappings(it).unwrap_or_default();
+            self.warn_of_masqueraded(&it.key, &mappings);
+            for mapping in mappings {
                 if let Err(error) = self.check(mapping.from) {
                     tracing::error!(key = %it.key, error = chain(&error), "a port of the node leads to no pod");
                     continue;
@@ -166,6 +171,7 @@ impl HostPorts {
             self.close(&attachment.key)?;
             return Err(error);
         }
+        self.warn_of_masqueraded(&attachment.key, &mappings);
         let own = host::addresses().unwrap_or_else(|error| {
             let error = chain(&error);
             tracing::warn!(key = %attachment.key, error, "cannot read the node's addresses; earlier flows go on");
@@ -230,6 +236,25 @@ impl HostPorts {
             (Ok(()), _) => None,
         };
         mappings.iter().filter_map(why).collect()
+    }
+
+    fn warn_of_masqueraded(&self, key: &Key, mappings: &[Mapping]) {
+        for port in self.masqueraded(mappings) {
+            let Some((first, last)) = self.masqueraded else { return };
+            tracing::warn!(
+                %key,
+                port,
+                masquerade_ports = format!("{first}-{last}"),
+                "masqueraded flows may get a host port of a pod, and their answers then go to that pod: choose \
+                 another host port, or other masquerade_ports"
+            );
+        }
+    }
+
+    /// The host ports, each once, that masqueraded flows may get, too.
+    fn masqueraded(&self, mappings: &[Mapping]) -> BTreeSet<u16> {
+        let is_in = |port: &u16| self.masqueraded.is_some_and(|(first, last)| (first..=last).contains(port));
+        mappings.iter().map(|it| it.from.port).filter(is_in).collect()
     }
 
     /// What differs in the kernel; `None` also if the kernel does not tell. No ADD waits for the dump, and
@@ -332,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_port_conflicts_in_the_families_that_the_new_pod_will_have_only() {
-        let ports = HostPorts::new(Vec::new());
+        let ports = HostPorts::new(Vec::new(), None);
         let place =
             |address: &str| Place { address: address.parse().unwrap(), protocol: Transport::Tcp, port: 80 };
         let by = testing::attachment("eth0", None, 2).key;
@@ -364,14 +389,35 @@ mod tests {
     }
 
     #[test]
+    fn host_ports_that_masqueraded_flows_may_get_are_known_each_once() {
+        let mapping = |address: &str, port| Mapping {
+            from: Place { address: address.parse().unwrap(), protocol: Transport::Tcp, port },
+            to: "10.0.0.7:80".parse().unwrap(),
+        };
+        let mappings = [
+            mapping("0.0.0.0", 40_000),
+            mapping("::", 40_000),
+            mapping("0.0.0.0", 32_767),
+            mapping("0.0.0.0", 32_768),
+            mapping("192.0.2.1", 65_535),
+        ];
+        let known = |range| HostPorts::new(Vec::new(), range).masqueraded(&mappings);
+        assert_eq!(known(Some((32_768, 65_535))), [32_768, 40_000, 65_535].into());
+        assert_eq!(known(Some((50_000, 60_000))), [].into());
+        assert_eq!(known(None), [].into());
+    }
+
+    #[test]
     fn no_pod_gets_a_port_on_which_the_agent_listens() {
         let own = |protocol, address: &str| OwnPort {
             protocol,
             address: address.parse().unwrap(),
             purpose: "a test",
         };
-        let ports =
-            HostPorts::new(vec![own(Transport::Udp, "[::]:4789"), own(Transport::Tcp, "127.0.0.1:9469")]);
+        let ports = HostPorts::new(
+            vec![own(Transport::Udp, "[::]:4789"), own(Transport::Tcp, "127.0.0.1:9469")],
+            None,
+        );
         let place =
             |address: &str, protocol, port| Place { address: address.parse().unwrap(), protocol, port };
         for (place, is_refused) in [
