@@ -110,8 +110,16 @@ pub fn begins_at_translated_port(packet: &Packet, meta: &Meta) -> bool {
     is_other == 0 && meta.tcp_flags(packet) & (SYN | ACK) == SYN
 }
 
-/// Records the flow of a packet that the stack has translated, of the pods behind two host interfaces;
-/// `other` may be [`REMOTE`]. The flow takes a place of `pod`. Flows behind IPv6 extension headers other than
+/// Whether a packet that takes the stack, although nothing is translated, takes its flow with it: conntrack
+/// calls half of a TCP connection invalid. Other protocols have no such state, and fragments have no ports.
+/// So the packet is not stamped as direct, and its flow is recorded where the packet leaves the stack.
+#[inline(always)]
+pub fn is_of_connection(meta: &Meta) -> bool {
+    meta.protocol == TCP && !meta.is_fragment()
+}
+
+/// Records the flow of a packet that the stack has translated, or of one as above, of the pods behind two
+/// host interfaces; `other` may be [`REMOTE`]. The flow takes a place of `pod`. Flows behind IPv6 extension headers other than
 /// a fragment header are not recorded.
 #[inline(always)]
 pub fn record(packet: &Packet, meta: &Meta, pod: u32, other: u32) {

@@ -110,7 +110,11 @@ fn past_stack(packet: &Packet, meta: &Meta, vif: &VifEntry) -> Result<Option<Tar
         return Ok(None);
     }
     if !is_plain {
-        packet.stamp(Stamp::Direct);
+        // Between pods whose packets take the stack anyway, in both directions, nothing is to be recorded.
+        let may_be_fast = !vif.is_shaped() && target.mtu != 0;
+        if !(may_be_fast && flows::is_of_connection(meta)) {
+            packet.stamp(Stamp::Direct);
+        }
         return Ok(None);
     }
     if flows::begins_at_translated_port(packet, meta) {

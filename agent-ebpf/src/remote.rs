@@ -63,7 +63,11 @@ pub fn receive(
     match judge(packet, meta, node, receiver)? {
         Arrival::Stack => Ok(Inbound::STACK),
         Arrival::Untranslated => {
-            packet.stamp(Stamp::Direct);
+            // Without the stamp, `to_pod` records the flow, whose other packets could go past the stack.
+            let may_be_fast = node.is_fast() && !receiver.is_shaped();
+            if !(may_be_fast && flows::is_of_connection(meta)) {
+                packet.stamp(Stamp::Direct);
+            }
             Ok(Inbound::STACK)
         }
         Arrival::PastStack => deliver(packet, meta, endpoint, receiver),

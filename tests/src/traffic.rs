@@ -3,7 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -11,12 +11,16 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use nix::sys::{
-    socket::{
-        self, AddressFamily, SockFlag, SockType, SockaddrStorage, setsockopt,
-        sockopt::{ReuseAddr, SendTimeout},
+use nix::{
+    errno::Errno,
+    libc,
+    sys::{
+        socket::{
+            self, AddressFamily, SockFlag, SockType, SockaddrStorage, setsockopt,
+            sockopt::{ReuseAddr, SendTimeout},
+        },
+        time::TimeVal,
     },
-    time::TimeVal,
 };
 
 use crate::{pod::Pod, sys};
@@ -243,6 +247,55 @@ pub fn accept(listener: &TcpListener) -> anyhow::Result<TcpStream> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(stream)
+}
+
+/// Sends a few megabytes in each direction of a connection, more than conntrack's window. Both ends need
+/// timeouts.
+///
+/// # Errors
+/// If they do not arrive in time.
+pub fn both_send(ends: &[TcpStream; 2]) -> anyhow::Result<()> {
+    let [client, server] = ends;
+    for (mut from, mut to) in [(client, server), (server, client)] {
+        let block = vec![7; 4 << 20];
+        let sent = thread::scope(|scope| {
+            let sent = scope.spawn(|| from.write_all(&block));
+            to.read_exact(&mut vec![0; block.len()])?;
+            sent.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        sent.with_context(|| format!("from {:?}", from.local_addr()))?;
+    }
+    Ok(())
+}
+
+/// Gives what an IPv4 socket sends from now on an option that means nothing.
+///
+/// # Errors
+/// If the kernel refuses the option.
+pub fn add_options(socket: &impl AsRawFd) -> anyhow::Result<()> {
+    // Three times "no operation" and the end (RFC 791, 3.1).
+    const OPTIONS: [u8; 4] = [1, 1, 1, 0];
+    #[expect(unsafe_code, reason = "nix does not know the option")]
+    // SAFETY: the kernel reads the value, which has the given size.
+    let set = unsafe {
+        let len = OPTIONS.len() as libc::socklen_t;
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_OPTIONS, OPTIONS.as_ptr().cast(), len)
+    };
+    Errno::result(set).map(drop).context("cannot set options")
+}
+
+/// As [`connect`] over IPv4, with options from the first packet on.
+///
+/// # Errors
+/// If the connection is not established in time.
+pub fn connect_with_options(to: SocketAddr) -> anyhow::Result<TcpStream> {
+    let socket = socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    add_options(&socket)?;
+    // Bounds the connect, too.
+    setsockopt(&socket, SendTimeout, &TimeVal::new(TIMEOUT.as_secs().cast_signed(), 0))?;
+    socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(to))
+        .with_context(|| format!("cannot connect to {to}"))?;
+    Ok(socket.into())
 }
 
 /// A block that reveals lost, duplicated or reordered bytes: its length shares no factor with a segment size.

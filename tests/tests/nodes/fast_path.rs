@@ -1,8 +1,7 @@
 //! Packets between pods of two nodes bypass the host's stack, in both directions or in none.
 
 use std::{
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
@@ -154,6 +153,36 @@ fn packets_with_options_pass_the_stack_and_leave_the_flow_beside_it() {
     .unwrap();
 }
 
+/// Each node's conntrack sees the whole of such a connection, or nothing.
+#[test]
+fn a_connection_with_options_passes_the_stacks_of_both_nodes() {
+    with_pods(&[], |fabric, [a, b, c]| {
+        fabric.nodes.iter().try_for_each(count_forwarded)?;
+        for to in [b, c] {
+            let address = to.addresses.iter().find(|it| it.is_ipv4()).context("no address")?;
+            let server = SocketAddr::new(*address, 8080);
+            let listener = sys::bind_in(to.path(), server, TcpListener::bind)?;
+            for connect in [traffic::connect, traffic::connect_with_options] {
+                let ends = [sys::in_netns(a.path(), || connect(server))?, traffic::accept(&listener)?];
+                for end in &ends {
+                    end.set_read_timeout(Some(TIMEOUT))?;
+                    end.set_write_timeout(Some(TIMEOUT))?;
+                }
+                let [_, at_server] = &ends;
+                traffic::add_options(at_server)?;
+                traffic::both_send(&ends)?;
+            }
+        }
+        for node in &fabric.nodes {
+            let seen = forwarded(node)?;
+            let [v4, _, invalid] = seen.as_slice() else { anyhow::bail!("{seen:?}") };
+            ensure!(*v4 > 100 && *invalid == 0, "{} has forwarded {seen:?}", node.name);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn verify_warns_of_a_strict_conntrack_while_packets_pass_the_stack_by() {
     for (flags, is_fast) in [(&[][..], true), (&["--node-fast-path", "off"], false)] {
@@ -208,21 +237,6 @@ fn policies_of_ipsec_hold_for_packets_between_pods_as_long_as_there_are_any() {
     .unwrap();
 }
 
-/// Sends a few megabytes in each direction of a connection: more than conntrack's window.
-fn both_send(ends: &[TcpStream; 2]) -> anyhow::Result<()> {
-    let [client, server] = ends;
-    for (mut from, mut to) in [(client, server), (server, client)] {
-        let block = vec![7; 4 << 20];
-        let sent = thread::scope(|scope| {
-            let sent = scope.spawn(|| from.write_all(&block));
-            to.read_exact(&mut vec![0; block.len()])?;
-            sent.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
-        sent.with_context(|| format!("from {:?}", from.local_addr()))?;
-    }
-    Ok(())
-}
-
 #[test]
 fn a_connection_lives_while_its_way_becomes_fast_and_slow_again() {
     with_pods(&[], |fabric, [a, b, c]| {
@@ -250,7 +264,7 @@ fn a_connection_lives_while_its_way_becomes_fast_and_slow_again() {
                 connections.push(ends);
             }
         }
-        let all_send = |when: &'static str| connections.iter().try_for_each(both_send).context(when);
+        let all_send = |when: &'static str| connections.iter().try_for_each(traffic::both_send).context(when);
         all_send("while the way is slow")?;
         let slow = forwarded(one)?;
         set_slow(false)?;

@@ -16,7 +16,7 @@ use ferrule_tests::{
     churn,
     node::{Node, PINS, with_agent},
     pod::Pod,
-    sys,
+    sys, traffic,
 };
 
 /// Cluster IPs; they exist only in the host's NAT rules.
@@ -243,6 +243,32 @@ fn datagrams_larger_than_the_mtu_enter_the_flow_table_only_if_they_are_translate
             exchange(&udp(b.path(), any)?, address, &server, LARGE)?;
             ensure!(recorded_flows()? == number + 1, "the translated flow is not recorded");
         }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Packets with IPv4 options take the stack. The others of their connection could go past it, and conntrack,
+/// which would see one direction, would call it invalid.
+#[test]
+fn a_connection_between_pods_lives_if_one_end_sends_ip_options() {
+    with_services(|_, a, b, [Service { backend, .. }, _]| {
+        let connect_by = |connect: fn(SocketAddr) -> anyhow::Result<TcpStream>| {
+            let listener = sys::bind_in(a.path(), backend, TcpListener::bind)?;
+            listener.set_nonblocking(true)?;
+            let client = sys::in_netns(b.path(), || connect(backend))?;
+            accepted(client, &listener).map(|Connection { client, server }| [client, server])
+        };
+        let ends = connect_by(traffic::connect_with_options)?;
+        traffic::both_send(&ends).context("with options from the client, from the first packet on")?;
+        for end in 0..2 {
+            let ends = connect_by(traffic::connect)?;
+            traffic::both_send(&ends).context("without options")?;
+            traffic::add_options(ends.get(end).context("no end")?)?;
+            traffic::both_send(&ends).with_context(|| format!("with options from end {end}"))?;
+        }
+        let rules = sys::run("nft list chain inet services forward")?;
+        ensure!(rules.contains("ct state invalid counter packets 0 "), "{rules}");
         Ok(())
     })
     .unwrap();
