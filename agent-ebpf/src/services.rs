@@ -12,21 +12,24 @@ use crate::{
 #[unsafe(no_mangle)]
 static DHCP_SERVERS: Global<u8> = Global::new(0);
 
-/// Ports of server and client (RFC 2131, 4.1; RFC 8415, 7.2).
-const DHCP: [u16; 2] = [67, 68];
-const DHCPV6: [u16; 2] = [547, 546];
+/// Clients' ports (RFC 2131, 4.1; RFC 8415, 7.2). Clients look at no other: a server may send from any port.
+const DHCP: u16 = 68;
+const DHCPV6: u16 = 546;
 
 /// # Errors
-/// `DhcpServer`, if the packet is from a server's port to a client's.
+/// `DhcpServer`, if the packet goes to a client's port.
 #[inline(always)]
 pub fn check(meta: &Meta) -> Result<(), DropReason> {
     if meta.protocol != UDP {
         return Ok(());
     }
-    let answer = match meta.family {
+    let client = match meta.family {
         Family::Ipv4 => DHCP,
         Family::Ipv6 => DHCPV6,
     };
-    let is_answer = meta.transport().is_some_and(|transport| transport.ports() == answer);
+    let is_answer = meta.transport().is_some_and(|transport| {
+        let [_, destination] = transport.ports();
+        destination == client
+    });
     if is_answer && DHCP_SERVERS.load() == 0 { Err(DropReason::DhcpServer) } else { Ok(()) }
 }

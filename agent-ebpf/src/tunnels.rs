@@ -42,16 +42,17 @@ pub fn is_port(port: u16) -> bool {
     HAS_TUNNEL.load() != 0 && port == self::port()
 }
 
+/// Ports of VXLAN: IANA's (RFC 7348, 8), and the one that Linux had before (`drivers/net/vxlan`), as flannel
+/// and Cilium have still. A device of another program that listens there unpacks for everybody.
+const VXLAN: [u16; 2] = [4789, 8472];
+
 /// # Errors
 /// `Tunnel`, if the packet carries a packet to the node itself, or to the tunnel's port of any node.
 #[inline(always)]
 pub fn check(packet: &Packet, meta: &Meta) -> Result<(), DropReason> {
-    let ends_at_node = if is_to_tunnel_port(meta) {
-        nodes::owner(meta.destination).is_some()
-    } else {
-        carries_ip(meta) && ends_here(packet, meta)
-    };
-    if ends_at_node { Err(DropReason::Tunnel) } else { Ok(()) }
+    let is_nodes = is_to_tunnel_port(meta) && nodes::owner(meta.destination).is_some();
+    // The kernel knows addresses of the node that are not in `NODES`, which is empty without other nodes.
+    if is_nodes || may_carry_ip(meta) && ends_here(packet, meta) { Err(DropReason::Tunnel) } else { Ok(()) }
 }
 
 /// Whether [`check_uplink`] wants to see a packet that leaves by an uplink: datagrams, but not the tunnel's,
@@ -111,13 +112,25 @@ fn carries_ip(meta: &Meta) -> bool {
     matches!(meta.protocol, IP_IN_IP | IPV6_IN_IP | GRE)
 }
 
-/// Of fragments, the first one has the port; the kernel cannot reassemble the others without it.
+/// Whether some program of the node may unpack the packet.
+#[inline(always)]
+fn may_carry_ip(meta: &Meta) -> bool {
+    carries_ip(meta) || goes_to(meta, |destination| VXLAN.contains(&destination) || destination == port())
+}
+
 #[inline(always)]
 fn is_to_tunnel_port(meta: &Meta) -> bool {
+    goes_to(meta, |destination| destination == port())
+}
+
+/// Whether the packet is a datagram to a port. Of fragments, the first one has the port; the kernel cannot
+/// reassemble the others without it.
+#[inline(always)]
+fn goes_to(meta: &Meta, is_port: impl FnOnce(u16) -> bool) -> bool {
     meta.protocol == UDP
         && meta.transport().is_some_and(|transport| {
             let [_, destination] = transport.ports();
-            destination == port()
+            is_port(destination)
         })
 }
 

@@ -5,10 +5,13 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use agent_common::{DropReason, GATEWAY_IPV6, GATEWAY_MAC, VifEntry};
+use agent_common::DropReason;
 use ferrule_tests::packet::checksum;
 
-use crate::table::{NEW, NODE_V4, NODE_V6, PODS, Pod};
+use crate::{
+    oracle::{GATEWAY_IPV6, GATEWAY_MAC},
+    table::{NEW, PODS, Pod},
+};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -223,20 +226,18 @@ struct Payload<'a> {
 fn payload(packet: &Payload<'_>, is_local: bool, faults: &mut Faults) {
     let Payload { ends: [source, destination], protocol, transport, is_fragment } = *packet;
     let six = source.is_ipv6();
-    if let Some([a, b, c, d, ..]) = transport.first_chunk::<8>() {
-        let ports = [u16::from_be_bytes([*a, *b]), u16::from_be_bytes([*c, *d])];
-        let answer = if six { [547, 546] } else { [67, 68] };
-        faults.add(protocol == 17 && ports == answer, DropReason::DhcpServer);
+    if let Some([a, _, c, d, ..]) = transport.first_chunk::<8>() {
+        let port = u16::from_be_bytes([*c, *d]);
+        let client = if six { 546 } else { 68 };
+        faults.add(protocol == 17 && port == client, DropReason::DhcpServer);
+        faults.add(protocol == 17 && !is_local && [4789, 8472].contains(&port), DropReason::Tunnel);
         let is_error =
             if six { protocol == 58 && *a < 128 } else { protocol == 1 && [3, 4, 5, 11, 12].contains(a) };
         let quoted = quoted_ends(transport.get(8..).unwrap_or_default(), six);
         let is_genuine = !is_fragment && quoted == Some([destination, source]);
         faults.add(is_local && is_error && !is_genuine, DropReason::ForgedIcmp);
     }
-    let is_vxlan = protocol == 17 && transport.len() >= 8 && transport.get(2..4) == Some(&[0x12, 0xb5]);
-    let to_node = [IpAddr::from(NODE_V4), IpAddr::from(NODE_V6)].contains(&destination);
     faults.add(!is_local && [4, 41, 47].contains(&protocol), DropReason::Tunnel);
-    faults.add(!is_local && is_vxlan && to_node, DropReason::Tunnel);
 }
 
 fn quoted_ends(quote: &[u8], six: bool) -> Option<[IpAddr; 2]> {
@@ -363,8 +364,8 @@ impl Faults {
 }
 
 fn addresses(pod: Pod) -> Vec<IpAddr> {
-    let v4 = (pod.has & VifEntry::HAS_IPV4 != 0).then(|| IpAddr::from(pod.v4));
-    let v6 = (pod.has & VifEntry::HAS_IPV6 != 0).then(|| IpAddr::from(pod.v6));
+    let v4 = (pod.v4 != [0; 4]).then(|| IpAddr::from(pod.v4));
+    let v6 = (pod.v6 != [0; 16]).then(|| IpAddr::from(pod.v6));
     v4.into_iter().chain(v6).collect()
 }
 

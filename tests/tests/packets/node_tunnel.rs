@@ -10,7 +10,7 @@ use ferrule_tests::{
     program::{Program, Programs},
 };
 
-use crate::table::{A, B, FAR_V4, FAR_V6, NODE_V4, NODE_V6, Row, check_on, v6};
+use crate::table::{A, B, FAR_V4, FAR_V6, NODE_V4, NODE_V6, Row, add_routes, check_on, v6};
 
 /// Of another node.
 const OTHER_V4: Ipv4Address = [192, 0, 2, 2];
@@ -130,6 +130,8 @@ fn other_packets_to_nodes_and_vxlan_to_others_pass() {
             B.receives(IPV6, &Ipv6 { hop_limit: 63, ..to6(B.v6) }.with(&vxlan())),
         ),
     ];
-    check_on(Program::FromPod, add_nodes, &rows).unwrap();
-    check_on(Program::FromPod, add_indexed_nodes, &rows).unwrap();
+    for add in [add_nodes, add_indexed_nodes] {
+        let prepare = |programs: &mut Programs| add(programs).and_then(|()| add_routes(programs));
+        check_on(Program::FromPod, prepare, &rows).unwrap();
+    }
 }

@@ -1,6 +1,5 @@
 //! Checks rewritten packets with `etherparse`, which shares no code and no number with the programs.
 
-use agent_common::{GATEWAY_IPV6, GATEWAY_MAC};
 use anyhow::{Context as _, bail, ensure};
 use etherparse::{
     ArpEthIpv4Packet, ArpOperation, ArpPacket, EtherType, Ethernet2Header, Icmpv6Slice, Icmpv6Type,
@@ -10,6 +9,10 @@ use etherparse::{
 use ferrule_tests::packet::{TARGET_MAC, checksum, mac_option};
 
 use crate::table::Pod;
+
+/// Of every pod: `ferrul` in ASCII, and `fe80::1`.
+pub const GATEWAY_MAC: [u8; 6] = [0x66, 0x65, 0x72, 0x72, 0x75, 0x6c];
+pub const GATEWAY_IPV6: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
 /// A pod receives `out`, which a router would make of `packet`: from the gateway's MAC, with a hop less, with
 /// a correct IPv4 checksum, and otherwise unchanged.

@@ -150,8 +150,8 @@ fn flow_key((protocol, [one, other]): Flow) -> FlowKey {
 /// The first eight bytes of TCP, UDP, SCTP or ICMP.
 fn transport() -> impl Strategy<Value = Vec<u8>> {
     let kinds = select(vec![1, 2, 3, 1, 2, 3, 0x0000, 0x0800, 0x0300, 0x0b01, 0x0400, 0x8000, 0x8100]);
-    // Now and then, the tunnel's port.
-    let ports = select([[1, 2, 3].repeat(5), vec![4789]].concat());
+    // Now and then, ports of VXLAN and of DHCP clients.
+    let ports = select([[1, 2, 3].repeat(20), vec![4789, 8472, 68, 546]].concat());
     let words = (kinds, ports, select(vec![1, 2, 3_u16]), any::<u16>());
     words.prop_map(|(a, b, c, d)| [a, b, c, d].into_iter().flat_map(u16::to_be_bytes).collect())
 }

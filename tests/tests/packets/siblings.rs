@@ -1,17 +1,18 @@
 //! What a pod may not do to other pods of the node, and to the node: forge ICMP errors, serve DHCP, send
 //! packets that are too big, or open tunnels.
 
-use agent_common::{DropReason, VifEntry, VifKey};
+use agent_common::{DropReason, GATEWAY_IPV6, VifEntry, VifKey};
 use ferrule_tests::{
     packet::{
         DESTINATION_OPTIONS, FRAGMENT, ICMP, ICMPV6, IPV4, IPV6, Ipv4, Ipv6, TCP, UDP, cut, data, extension,
         fragment, icmp_error, tcp, udp,
     },
     program::Program,
-    sys,
 };
 
-use crate::table::{A, B, FAR_V4, FAR_V6, NODE_V4, NODE_V6, ONLY_V4, Pod, Row, check, check_on, v6};
+use crate::table::{
+    A, B, FAR_V4, FAR_V6, NODE_V4, NODE_V6, ONLY_V4, Pod, Row, add_routes, check, check_on, v6,
+};
 
 fn v4(from: Pod, to: Pod) -> Ipv4 {
     Ipv4::new(from.v4, to.v4, UDP)
@@ -158,6 +159,9 @@ fn answers_of_dhcp_servers_are_dropped() {
         dropped("the first fragment of an offer", {
             A.sends_v4(&Ipv4 { fragment: Ipv4::MORE_FRAGMENTS, ..v4(A, B) }.with(&offer))
         }),
+        dropped("an offer from another port", A.sends_v4(&v4(A, B).with(&udp(6767, 68, &data(240))))),
+        dropped("from client to client", A.sends_v4(&v4(A, B).with(&udp(68, 68, &data(240))))),
+        dropped("a reply from another port", A.sends_v6(&v6_of(A, B).with(&udp(1, 546, &data(60))))),
         dropped("a reply to a sibling", A.sends_v6(&v6_of(A, B).with(&reply))),
         dropped("a reply to the world", A.sends_v6(&out6.with(&reply))),
         dropped("a reply to the link", A.sends_v6(&link.with(&reply))),
@@ -193,27 +197,48 @@ fn tunnels_to_the_node_are_dropped() {
             delivered_v6("to a sibling, IPv6", &to6(B.v6), &inner),
         ]);
     }
-    let [a, b, c, d] = NODE_V4;
-    let node6 = std::net::Ipv6Addr::from(NODE_V6);
-    let (host, uplink) = (format!("pod{}", A.ifindex), format!("pod{}", ONLY_V4.ifindex));
-    let route = |_: &mut ferrule_tests::program::Programs| {
-        for line in [
-            "ip link set lo up".to_owned(),
-            format!("ip link set peer{} up", ONLY_V4.ifindex),
-            format!("ip link set peer{} up", A.ifindex),
-            format!("ip link set {host} up"),
-            format!("ip link set {uplink} up"),
-            format!("ip addr add {a}.{b}.{c}.{d}/24 dev {uplink}"),
-            format!("ip addr add {node6}/64 dev {uplink} nodad"),
-            format!("ip route add default via {a}.{b}.{c}.254"),
-            format!("ip route add default via 2001:db8::254 dev {uplink}"),
-            "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1".to_owned(),
-        ] {
-            sys::run(&line)?;
-        }
-        Ok(())
-    };
-    check_on(Program::FromPod, route, &rows).unwrap();
+    check_on(Program::FromPod, add_routes, &rows).unwrap();
+}
+
+/// Without a row in `NODES`, as in a cluster of this node alone: only the kernel knows its addresses.
+#[test]
+fn vxlan_to_the_node_is_dropped_whoever_listens() {
+    let dropped = |about, packet| Row::dropped(about, A.ifindex, packet, DropReason::Tunnel);
+    let to = |destination| Ipv4::new(A.v4, destination, UDP);
+    let to6 = |destination| Ipv6::new(A.v6, destination, UDP);
+    let broadcast = [192, 0, 2, 255];
+    let on_link = Ipv6::new(A.link_local(), GATEWAY_IPV6, UDP);
+    let mut rows = Vec::new();
+    for port in [4789, 8472] {
+        let vxlan = udp(40000, port, &data(64));
+        let first = Ipv4 { fragment: Ipv4::MORE_FRAGMENTS, ..to(NODE_V4) };
+        let later = Ipv4 { fragment: 185, ..to(NODE_V4) };
+        let behind = Ipv6 { next_header: DESTINATION_OPTIONS, ..to6(NODE_V6) };
+        let part = Ipv6 { next_header: FRAGMENT, ..to6(NODE_V6) };
+        rows.extend([
+            dropped("to the node", A.sends_v4(&to(NODE_V4).with(&vxlan))),
+            dropped("to the node's network", A.sends_v4(&to(broadcast).with(&vxlan))),
+            dropped("with options", A.sends_v4(&Ipv4 { options: vec![1; 8], ..to(NODE_V4) }.with(&vxlan))),
+            dropped("the first fragment", A.sends_v4(&first.with(&vxlan))),
+            dropped("to the node, IPv6", A.sends_v6(&to6(NODE_V6).with(&vxlan))),
+            dropped("to the pod's gateway", A.sends_v6(&on_link.with(&vxlan))),
+            dropped("behind options", A.sends_v6(&behind.with(&extension(UDP, &vxlan)))),
+            dropped("the first fragment, IPv6", A.sends_v6(&part.with(&fragment(UDP, 0, true, &vxlan)))),
+            dropped("an atomic fragment", A.sends_v6(&part.with(&fragment(UDP, 0, false, &vxlan)))),
+            Row::stack("a later fragment", A, A.sends_v4(&later.with(&vxlan))),
+            Row::stack("a later one, IPv6", A, A.sends_v6(&part.with(&fragment(UDP, 8, true, &vxlan)))),
+            Row::stack("from the port", A, A.sends_v4(&to(NODE_V4).with(&udp(port, 53, b"")))),
+            Row::stack("to the next port", A, A.sends_v4(&to(NODE_V4).with(&udp(1, port + 1, b"")))),
+            Row::stack("TCP", A, {
+                A.sends_v4(&Ipv4 { protocol: TCP, ..to(NODE_V4) }.with(&tcp(1, port, b"")))
+            }),
+            Row::stack("to another host", A, A.sends_v4(&to(FAR_V4).with(&vxlan))),
+            Row::stack("to another host, IPv6", A, A.sends_v6(&to6(FAR_V6).with(&vxlan))),
+            delivered("to a sibling", &to(B.v4), &vxlan),
+            delivered_v6("to a sibling, IPv6", &to6(B.v6), &vxlan),
+        ]);
+    }
+    check_on(Program::FromPod, add_routes, &rows).unwrap();
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::{fmt::Write as _, net::Ipv6Addr};
 
 use agent_common::{
-    Counters, DropReason, Drops, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_MAC, Traffic, VifEntry,
-    VifKey,
+    Counters, DropReason, Drops, Endpoint, EndpointKey, Flow, FlowKey, GATEWAY_IPV6, GATEWAY_MAC, Traffic,
+    VifEntry, VifKey,
     policy::{PackedSubject, Subject},
 };
 use anyhow::{Context as _, ensure};
@@ -14,6 +14,7 @@ use ferrule_tests::{
         AllCounters, Program, Programs, Ran, SkBuff, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC,
         verdict_name, with_programs,
     },
+    sys,
 };
 
 use crate::oracle;
@@ -201,6 +202,29 @@ pub fn check_on(
         ensure!(failed.is_empty(), "{failed}");
         Ok(())
     })
+}
+
+/// Gives the node its addresses and routes to the world, by `ONLY_V4`'s interface, and lets it forward.
+pub fn add_routes(_: &mut Programs) -> anyhow::Result<()> {
+    let [a, b, c, d] = NODE_V4;
+    let (node6, link_local) = (Ipv6Addr::from(NODE_V6), Ipv6Addr::from(GATEWAY_IPV6));
+    let (host, uplink) = (format!("pod{}", A.ifindex), format!("pod{}", ONLY_V4.ifindex));
+    for line in [
+        "ip link set lo up".to_owned(),
+        format!("ip link set peer{} up", ONLY_V4.ifindex),
+        format!("ip link set peer{} up", A.ifindex),
+        format!("ip link set {host} up"),
+        format!("ip link set {uplink} up"),
+        format!("ip addr add {a}.{b}.{c}.{d}/24 dev {uplink}"),
+        format!("ip addr add {node6}/64 dev {uplink} nodad"),
+        format!("ip addr add {link_local}/64 dev {host} nodad"),
+        format!("ip route add default via {a}.{b}.{c}.254"),
+        format!("ip route add default via 2001:db8::254 dev {uplink}"),
+        "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1".to_owned(),
+    ] {
+        sys::run(&line)?;
+    }
+    Ok(())
 }
 
 /// Adds an entry to `STACK_FLOWS`, and the marks of its pods.
