@@ -119,8 +119,8 @@ pub fn is_of_connection(meta: &Meta) -> bool {
 }
 
 /// Records the flow of a packet that the stack has translated, or of one as above, of the pods behind two
-/// host interfaces; `other` may be [`REMOTE`]. The flow takes a place of `pod`. Flows behind IPv6 extension headers other than
-/// a fragment header are not recorded.
+/// host interfaces; `other` may be [`REMOTE`]. The flow takes a place of `pod`. Flows behind IPv6 extension
+/// headers other than a fragment header are not recorded.
 #[inline(always)]
 pub fn record(packet: &Packet, meta: &Meta, pod: u32, other: u32) {
     if meta.transport().is_some() {

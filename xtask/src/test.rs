@@ -41,9 +41,9 @@ struct Target {
     test: bool,
 }
 
-/// Lints, compiles for other architectures, checks the chart and the documents with helm and kubectl, runs the
-/// unit tests, builds, runs the tests that need root, and checks that they left nothing behind. With `previous`,
-/// also tests upgrades from that commit, or from the last release.
+/// Lints, compiles for other architectures, checks the chart and the documents with helm and kubectl, runs
+/// the unit tests, builds, runs the tests that need root, and checks that they left nothing behind. With
+/// `previous`, also tests upgrades from that commit, or from the last release.
 ///
 /// # Errors
 /// At the first stage that fails.
