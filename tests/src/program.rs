@@ -208,7 +208,15 @@ impl Programs {
     /// # Errors
     /// If the kernel refuses a map, or the object lacks one.
     pub fn load(log: Log) -> anyhow::Result<Self> {
-        Self::load_with(log, None)
+        Self::load_with(log, None, true)
+    }
+
+    /// Loads the programs as for an agent that never counts flows (`--flows never`).
+    ///
+    /// # Errors
+    /// As for [`Self::load`].
+    pub fn load_without_flows() -> anyhow::Result<Self> {
+        Self::load_with(Log::Off, None, false)
     }
 
     /// Loads the programs with the maps that an agent has pinned in a directory.
@@ -216,16 +224,18 @@ impl Programs {
     /// # Errors
     /// As for [`Self::load`], or if the directory cannot be read.
     pub fn load_pinned(pins: &str) -> anyhow::Result<Self> {
-        Self::load_with(Log::Off, Some(pins))
+        Self::load_with(Log::Off, Some(pins), true)
     }
 
-    fn load_with(log: Log, pins: Option<&str>) -> anyhow::Result<Self> {
+    fn load_with(log: Log, pins: Option<&str>, counts_flows: bool) -> anyhow::Result<Self> {
         let pinned = pins.map(sys::file_names).transpose()?.unwrap_or_default();
         let level = log as u8;
         // As the agent: whatever the number is, shares hold.
         let secret = fastrand::u64(..);
         let mut loader = EbpfLoader::new();
         loader.override_global("POLICY_PLACES_SECRET", &secret, true);
+        let flow_stats = u8::from(counts_flows);
+        loader.override_global("FLOW_STATS_ON", &flow_stats, true);
         match pins {
             None => {
                 loader.map_max_entries("EVENTS", EVENT_BYTES);

@@ -49,6 +49,16 @@ fn verified_instructions_stay_within_budget() {
     }
 }
 
+#[test]
+fn without_flows_the_verifier_removes_the_code_that_counts_them() {
+    let mut on = Programs::load(Log::Off).unwrap();
+    let mut off = Programs::load_without_flows().unwrap();
+    for program in [Program::FromPod, Program::ToPod, Program::FromTunnel, Program::FromUplink] {
+        let [on, off] = [&mut on, &mut off].map(|it| it.verified_instructions(program).unwrap());
+        assert!(off + 1000 < on, "{}: {off} verified instructions without flows, {on} with", program.name());
+    }
+}
+
 /// A pod with the gateway's MAC: a packet to itself comes out as a packet that it can send again.
 fn pod_with_gateway_mac(programs: &mut Programs) -> anyhow::Result<Pod> {
     let pod = Pod { mac: GATEWAY_MAC, ..B };
