@@ -104,6 +104,17 @@ fn lost_default_route_is_reported_and_does_not_block_add() {
 }
 
 #[test]
+fn the_dataplane_names_the_kernel() {
+    with_agent(|node| {
+        let text = node.ctl(&["status"])?;
+        let line = text.lines().find(|line| line.starts_with("dataplane ")).context("no dataplane")?;
+        ensure!(line.contains("; Linux "), "{line}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn node_that_never_had_a_default_route_is_healthy() {
     on_node(|node| {
         sys::run("ip route del default")?;
