@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_older_agent_a_refusal_and_a_failure_are_told_apart() {
+    fn an_older_agent_a_refusal_and_a_failure_have_texts_of_their_own() {
         let told = |status: Status| format!("{:#}", unanswered(status, "nodes --ask"));
         let old = told(Status::unimplemented("unknown method Ask"));
         assert_eq!(old, "the agent does not know `nodes --ask`: it is older than this ferrulectl");

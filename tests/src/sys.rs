@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     io,
     net::SocketAddr,
-    os::{fd::AsRawFd as _, unix::process::CommandExt as _},
+    os::{fd::AsRawFd, unix::process::CommandExt as _},
     path::Path,
     process::{Child, Command, Output, Stdio},
     thread,
@@ -14,6 +14,8 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use nix::{
+    errno::Errno,
+    libc,
     mount::{MsFlags, mount},
     sched::{CloneFlags, setns, unshare},
     sys::signal::Signal,
@@ -265,4 +267,20 @@ pub fn wait_until(
 fn patience() -> u32 {
     let set = std::env::var("FERRULE_PATIENCE").ok();
     set.and_then(|it| it.parse().ok()).unwrap_or(1)
+}
+
+/// Gives what an IPv4 socket sends from now on an option that means nothing.
+///
+/// # Errors
+/// If the kernel refuses the option.
+pub fn add_options(socket: &impl AsRawFd) -> anyhow::Result<()> {
+    // Three times "no operation" and the end (RFC 791, 3.1).
+    const OPTIONS: [u8; 4] = [1, 1, 1, 0];
+    #[expect(unsafe_code, reason = "nix does not know the option")]
+    // SAFETY: the kernel reads the value, which has the given size.
+    let set = unsafe {
+        let len = OPTIONS.len() as libc::socklen_t;
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_OPTIONS, OPTIONS.as_ptr().cast(), len)
+    };
+    Errno::result(set).map(drop).context("cannot set options")
 }

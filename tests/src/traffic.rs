@@ -11,16 +11,12 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use nix::{
-    errno::Errno,
-    libc,
-    sys::{
-        socket::{
-            self, AddressFamily, SockFlag, SockType, SockaddrStorage, setsockopt,
-            sockopt::{ReuseAddr, SendTimeout},
-        },
-        time::TimeVal,
+use nix::sys::{
+    socket::{
+        self, AddressFamily, SockFlag, SockType, SockaddrStorage, setsockopt,
+        sockopt::{ReuseAddr, SendTimeout},
     },
+    time::TimeVal,
 };
 
 use crate::{pod::Pod, sys};
@@ -268,29 +264,13 @@ pub fn both_send(ends: &[TcpStream; 2]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives what an IPv4 socket sends from now on an option that means nothing.
-///
-/// # Errors
-/// If the kernel refuses the option.
-pub fn add_options(socket: &impl AsRawFd) -> anyhow::Result<()> {
-    // Three times "no operation" and the end (RFC 791, 3.1).
-    const OPTIONS: [u8; 4] = [1, 1, 1, 0];
-    #[expect(unsafe_code, reason = "nix does not know the option")]
-    // SAFETY: the kernel reads the value, which has the given size.
-    let set = unsafe {
-        let len = OPTIONS.len() as libc::socklen_t;
-        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_OPTIONS, OPTIONS.as_ptr().cast(), len)
-    };
-    Errno::result(set).map(drop).context("cannot set options")
-}
-
 /// As [`connect`] over IPv4, with options from the first packet on.
 ///
 /// # Errors
 /// If the connection is not established in time.
 pub fn connect_with_options(to: SocketAddr) -> anyhow::Result<TcpStream> {
     let socket = socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    add_options(&socket)?;
+    sys::add_options(&socket)?;
     // Bounds the connect, too.
     setsockopt(&socket, SendTimeout, &TimeVal::new(TIMEOUT.as_secs().cast_signed(), 0))?;
     socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(to))

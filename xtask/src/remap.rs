@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result};
 
 use crate::{failure::OrFail as _, toolchain, workspace::Workspace};
 
-/// The first folder of this machine that a binary names: the workspace, where cargo builds, or that of cargo's
-/// sources.
+/// The first folder of this machine that a binary names: the workspace, where cargo builds, or that of
+/// cargo's sources.
 ///
 /// # Errors
 /// If there is no telling where cargo keeps its sources.

@@ -169,7 +169,7 @@ fn a_connection_with_options_passes_the_stacks_of_both_nodes() {
                     end.set_write_timeout(Some(TIMEOUT))?;
                 }
                 let [_, at_server] = &ends;
-                traffic::add_options(at_server)?;
+                sys::add_options(at_server)?;
                 traffic::both_send(&ends)?;
             }
         }

@@ -202,7 +202,7 @@ fn tunnels_to_the_node_are_dropped() {
 
 /// Without a row in `NODES`, as in a cluster of this node alone: only the kernel knows its addresses.
 #[test]
-fn vxlan_to_the_node_is_dropped_whoever_listens() {
+fn vxlan_to_the_node_is_dropped_on_every_port_of_vxlan() {
     let dropped = |about, packet| Row::dropped(about, A.ifindex, packet, DropReason::Tunnel);
     let to = |destination| Ipv4::new(A.v4, destination, UDP);
     let to6 = |destination| Ipv6::new(A.v6, destination, UDP);

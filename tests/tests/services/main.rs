@@ -264,7 +264,7 @@ fn a_connection_between_pods_lives_if_one_end_sends_ip_options() {
         for end in 0..2 {
             let ends = connect_by(traffic::connect)?;
             traffic::both_send(&ends).context("without options")?;
-            traffic::add_options(ends.get(end).context("no end")?)?;
+            sys::add_options(ends.get(end).context("no end")?)?;
             traffic::both_send(&ends).with_context(|| format!("with options from end {end}"))?;
         }
         let rules = sys::run("nft list chain inet services forward")?;
