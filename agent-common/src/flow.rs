@@ -25,8 +25,9 @@ pub struct FlowKey {
 #[repr(C)]
 pub struct Flow {
     /// Index of the interface at which the flow's server is: by which the stack sent the last request for a
-    /// TCP connection, otherwise the flow's first packet. If that packet accepts a connection, its sender is
-    /// the server: the index of the pod's host interface, or 0 for a pod of another node.
+    /// TCP connection, otherwise the flow's first packet. If that packet accepts a connection, or is in the
+    /// middle of one and from a server's port, its sender is the server: the index of the pod's host interface,
+    /// or 0 for a pod of another node.
     pub ifindex: u32,
     /// Time of the last packet, in jiffies modulo 2^32; less [`Flow::CLOSED_BY_LOW`] if the end `low` has
     /// closed the TCP connection, less twice that if `high` has, less both if both have or one has reset it.
@@ -34,7 +35,8 @@ pub struct Flow {
 }
 
 /// Key of `FLOW_RINGS`: a place in the ring of a client pod's flows. The value is the flow's key. Also the
-/// key of `POLICY_PLACES`, whose pending flows have places from 2^30 and, if others begin them, from 2^31 on.
+/// key of `POLICY_PLACES`, whose pending flows have places from 2^30 on; flows that others begin have places
+/// from 2^29 on, pending ones from 2^31 on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct RingKey {

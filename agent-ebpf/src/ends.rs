@@ -86,7 +86,7 @@ impl Ends {
 
     /// Both ends' ports, or twice the identifier of an echo.
     #[inline(always)]
-    fn ports(&self) -> Option<[u16; 2]> {
+    pub fn ports(&self) -> Option<[u16; 2]> {
         let transport = self.transport;
         match self.protocol.byte() {
             TCP | UDP | SCTP => Some(transport.ports()),

@@ -3,7 +3,8 @@
 //!
 //! A packet is counted once: where the pod that sends it is, or where the receiver is if another host sends
 //! it. A packet that the stack translates is counted in two flows, before and after the translation. A direct
-//! flow with the key of a stale entry of `STACK_FLOWS` is counted in both programs.
+//! flow with the key of a stale entry of `STACK_FLOWS` is counted in both programs, and so is a connection
+//! between pods of this node that takes the stack without a translation.
 
 use agent_common::{
     VifEntry,

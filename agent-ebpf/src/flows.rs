@@ -118,6 +118,13 @@ pub fn is_of_connection(meta: &Meta) -> bool {
     meta.protocol == TCP && !meta.is_fragment()
 }
 
+/// Whether a packet in the middle of a TCP connection is the server's, as its ports suggest: from the lower
+/// one, and one below those that kernels give to clients (`ip_local_port_range`).
+#[inline(always)]
+pub fn is_from_server([from, to]: [u16; 2]) -> bool {
+    from < to && from <= TRANSLATED_PORTS.1
+}
+
 /// Records the flow of a packet that the stack has translated, or of one as above, of the pods behind two
 /// host interfaces; `other` may be [`REMOTE`]. The flow takes a place of `pod`. Flows behind IPv6 extension
 /// headers other than a fragment header are not recorded.
@@ -156,7 +163,11 @@ extern "C" fn ferrule_record_flow(skb: *mut __sk_buff, pod: u32, other: u32) -> 
     let to = unsafe { (*skb).ifindex };
     let Some(flow) = touch(key.as_flow(), sign) else {
         let from = if pod == to { other } else { pod };
-        insert(&key, pod, if flags & (SYN | ACK) == SYN | ACK { from } else { to }, sign);
+        let is_of_server = match flags & (SYN | ACK) {
+            ACK => ends.ports().is_some_and(is_from_server),
+            flags => flags == SYN | ACK,
+        };
+        insert(&key, pod, if is_of_server { from } else { to }, sign);
         return 0;
     };
     // The next connection between the same ends may be the other way round, or to another pod. Not by an

@@ -106,7 +106,8 @@ fn unchanged_in(smaps: &str, executable: &str) -> Vec<Region> {
     let mut found = Vec::new();
     for line in smaps.lines() {
         match line.split_once(':') {
-            Some(("Anonymous", size)) if size.trim() == "0 kB" => found.extend(current.take()),
+            Some(("Anonymous" | "Swap", size)) if size.trim() != "0 kB" => current = None,
+            Some(("VmFlags", _)) => found.extend(current.take()),
             // The first word of a mapping's own line has no colon, unlike the device after it.
             Some((name, _)) if !name.contains(' ') => {}
             _ => current = Region::read_only(line, executable),
@@ -160,16 +161,17 @@ mod tests {
 
     #[test]
     fn only_what_the_executable_has_unchanged_is_unmapped() {
-        let of = |line: &str, anonymous: &str| {
-            let smaps = format!("{line}\nSize:  12 kB\nAnonymous:       {anonymous}\nVmFlags: rd ex mr\n");
+        let of = |line: &str, anonymous: &str, swap: &str| {
+            let smaps = format!("{line}\nSize:  12 kB\nAnonymous:  {anonymous}\nSwap:  {swap}\nVmFlags: rd mr\n");
             unchanged_in(&smaps, "/opt/agent")
         };
         let region = Region { start: NonZero::new(0x1000).unwrap(), length: 0x3000 };
         for line in
             ["1000-4000 r-xp 00002000 00:29 3   /opt/agent", "1000-4000 r--p 00000000 00:29 3 /opt/agent"]
         {
-            assert_eq!(of(line, "0 kB"), [region]);
-            assert_eq!(of(line, "4 kB"), [], "relocated");
+            assert_eq!(of(line, "0 kB", "0 kB"), [region]);
+            assert_eq!(of(line, "4 kB", "0 kB"), [], "relocated");
+            assert_eq!(of(line, "0 kB", "4 kB"), [], "relocated, and swapped out");
         }
         for other in [
             "1000-4000 rw-p 00002000 00:29 3   /opt/agent",
@@ -179,7 +181,7 @@ mod tests {
             "1000-4000 r-xp 00000000 00:00 0",
             "",
         ] {
-            assert_eq!(of(other, "0 kB"), [], "{other}");
+            assert_eq!(of(other, "0 kB", "0 kB"), [], "{other}");
         }
         let own = unchanged().unwrap();
         assert!(!own.is_empty());

@@ -9,7 +9,7 @@
 //! second: the times below hold for 1000, and are longer with fewer.
 
 use agent_common::{
-    DropReason, MAX_POLICY_FLOWS, TRANSLATED_PORTS, VifEntry,
+    DropReason, MAX_POLICY_FLOWS, VifEntry,
     event::direction,
     pending_flows,
     policy::{Subject, View, ViewKey},
@@ -47,9 +47,6 @@ const IDLE: u64 = 120 * SECOND;
 /// After both ends have closed a connection, or one has reset it: time for retransmissions. Counted from the
 /// last packet, so that a forged reset ends no connection in use.
 const CLOSED: u64 = 60 * SECOND;
-
-/// The first port that kernels give to clients (`ip_local_port_range`).
-const FIRST_OF_CLIENTS: u16 = TRANSLATED_PORTS.1 + 1;
 
 /// A known flow.
 #[derive(Clone, Copy)]
@@ -386,7 +383,7 @@ fn is_from_server(case: &Case) -> bool {
     let End { ifindex, direction, .. } = case.end.get();
     match stack_flows::server(&Key::between(ends.protocol, (ends.source, from), (ends.destination, to))) {
         Some(server) => (server == ifindex) == (direction == direction::EGRESS),
-        None => from < to && from < FIRST_OF_CLIENTS,
+        None => stack_flows::is_from_server([from, to]),
     }
 }
 

@@ -128,7 +128,7 @@ fn occupy<const N: usize>(
         let Some(old) = place_of(case, place) else {
             return POLICY_PLACES.insert(&place, case.view_key(), BPF_NOEXIST).is_ok();
         };
-        let Some(view) = owned(case, flows, ifindex) else {
+        let Some(view) = owned(case, flows, ifindex, first) else {
             occupy_place(case, old);
             return true;
         };
@@ -141,7 +141,7 @@ fn occupy<const N: usize>(
     }
     let Some(old) = place_of(case, RingKey { ifindex, place: chosen as u32 }) else { return false };
     // Otherwise, another CPU has used the flow, or taken the place.
-    let is_chosen = owned(case, flows, ifindex).is_some_and(|view| age(view, now) == oldest);
+    let is_chosen = owned(case, flows, ifindex, first).is_some_and(|view| age(view, now) == oldest);
     is_chosen && displace(case, old, flows)
 }
 
@@ -188,17 +188,20 @@ fn occupy_place(case: &Case, place: &Cell<[u64; 4]>) {
     place.set([a, b, c, d]);
 }
 
-/// The displaced flow; `None` if the flow is gone, or in a place of another pod.
+/// The displaced flow; `None` if the flow is gone, or in a place of another pod. A place from `first` on for
+/// flows of others may be left from one of these, between the same ends as one that the pod has begun since.
 #[inline(always)]
 fn owned<'a, const N: usize>(
     case: &Case,
     flows: &'a LruHashMap<ViewKey, View, N>,
     ifindex: u32,
+    first: u32,
 ) -> Option<&'a View> {
     let key = case.displaced_key();
     // SAFETY: an entry stays readable until the program returns; other CPUs may write to its integers.
     let view = flows.get_ptr(key).map(|view| unsafe { &*view })?;
-    (payer(key, view) == ifindex).then_some(view)
+    let is_pods = matches!(first, ANSWERED_OF_OTHERS | PENDING_OF_OTHERS) && !is_of_others(view);
+    (payer(key, view) == ifindex && !is_pods).then_some(view)
 }
 
 /// Spreads flows evenly over the numbers.

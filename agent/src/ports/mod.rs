@@ -254,7 +254,9 @@ impl HostPorts {
     /// The host ports, each once, that masqueraded flows may get, too.
     fn masqueraded(&self, mappings: &[Mapping]) -> BTreeSet<u16> {
         let is_in = |port: &u16| self.masqueraded.is_some_and(|(first, last)| (first..=last).contains(port));
-        mappings.iter().map(|it| it.from.port).filter(is_in).collect()
+        // No flow is masqueraded with an address of the loopback interface.
+        let of_uplinks = mappings.iter().filter(|it| !it.from.address.is_loopback());
+        of_uplinks.map(|it| it.from.port).filter(is_in).collect()
     }
 
     /// What differs in the kernel; `None` also if the kernel does not tell. No ADD waits for the dump, and
@@ -400,6 +402,8 @@ mod tests {
             mapping("0.0.0.0", 32_767),
             mapping("0.0.0.0", 32_768),
             mapping("192.0.2.1", 65_535),
+            mapping("127.0.0.1", 50_000),
+            mapping("::1", 50_000),
         ];
         let known = |range| HostPorts::new(Vec::new(), range).masqueraded(&mappings);
         assert_eq!(known(Some((32_768, 65_535))), [32_768, 40_000, 65_535].into());

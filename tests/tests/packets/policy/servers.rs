@@ -144,6 +144,24 @@ fn the_next_connection_between_the_same_ends_may_be_the_servers() {
     .unwrap();
 }
 
+/// With IPv4 options or beyond the MTU, a segment takes the stack, and its connection is recorded then.
+#[test]
+fn the_server_of_a_connection_is_known_whichever_segment_is_recorded_first() {
+    let reply = |to, via, from, by| Receives(to, via, v4(from, by, TCP, &segment(80, 40000, ACK)));
+    for (step, expected) in [
+        (reply(A, B.ifindex, B.v4, A.v4), B.ifindex),
+        (reply(A, UPLINK, REMOTE_V4, A.v4), 0),
+        (Receives(B, A.ifindex, v4(A.v4, B.v4, TCP, &segment(40000, 80, ACK))), B.ifindex),
+    ] {
+        with_policies([], |node| {
+            node.check(&[("a segment", step, true)])?;
+            ensure!(server(node)? == expected);
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
 /// On an interface without our filter, packets from other nodes have no stamp, and `to_pod` records all.
 #[test]
 fn a_recorded_answer_is_the_servers() {
