@@ -66,6 +66,12 @@ impl Ends {
         (self.protocol.byte() == TCP && self.has_transport()).then_some(self.payload as usize)
     }
 
+    /// The ports of the sender and of the receiver, if the protocol is TCP.
+    #[inline(always)]
+    pub fn ports_of_tcp(&self) -> [u16; 2] {
+        self.transport.ports()
+    }
+
     /// 1 if the sender's end is the higher one of its flow, else 0.
     #[inline(always)]
     pub fn is_high(&self, flow: &Key) -> u8 {
@@ -86,7 +92,7 @@ impl Ends {
 
     /// Both ends' ports, or twice the identifier of an echo.
     #[inline(always)]
-    pub fn ports(&self) -> Option<[u16; 2]> {
+    fn ports(&self) -> Option<[u16; 2]> {
         let transport = self.transport;
         match self.protocol.byte() {
             TCP | UDP | SCTP => Some(transport.ports()),

@@ -121,8 +121,16 @@ pub fn is_of_connection(meta: &Meta) -> bool {
 /// Whether a packet in the middle of a TCP connection is the server's, as its ports suggest: from the lower
 /// one, and one below those that kernels give to clients (`ip_local_port_range`).
 #[inline(always)]
-pub fn is_from_server([from, to]: [u16; 2]) -> bool {
-    from < to && from <= TRANSLATED_PORTS.1
+pub fn is_from_server([from, to]: [u16; 2]) -> Condition {
+    let is_lower = Condition::greater(to.into(), from.into());
+    is_lower & !Condition::greater(from.into(), TRANSLATED_PORTS.1.into())
+}
+
+/// Whether a packet with these flags accepts a TCP connection, or is in the middle of one as above.
+#[inline(always)]
+fn is_of_server(flags: u8, ends: &Ends) -> Condition {
+    let [is_syn, is_ack] = [SYN, ACK].map(|flag| Condition::nonzero((flags & flag).into()));
+    is_ack & (is_syn | is_from_server(ends.ports_of_tcp()))
 }
 
 /// Records the flow of a packet that the stack has translated, or of one as above, of the pods behind two
@@ -163,11 +171,8 @@ extern "C" fn ferrule_record_flow(skb: *mut __sk_buff, pod: u32, other: u32) -> 
     let to = unsafe { (*skb).ifindex };
     let Some(flow) = touch(key.as_flow(), sign) else {
         let from = if pod == to { other } else { pod };
-        let is_of_server = match flags & (SYN | ACK) {
-            ACK => ends.ports().is_some_and(is_from_server),
-            flags => flags == SYN | ACK,
-        };
-        insert(&key, pod, if is_of_server { from } else { to }, sign);
+        let server = pick(is_of_server(flags, ends).mask(), from.into(), to.into());
+        insert(&key, pod, server as u32, sign);
         return 0;
     };
     // The next connection between the same ends may be the other way round, or to another pod. Not by an

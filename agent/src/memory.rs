@@ -162,7 +162,8 @@ mod tests {
     #[test]
     fn only_what_the_executable_has_unchanged_is_unmapped() {
         let of = |line: &str, anonymous: &str, swap: &str| {
-            let smaps = format!("{line}\nSize:  12 kB\nAnonymous:  {anonymous}\nSwap:  {swap}\nVmFlags: rd mr\n");
+            let smaps =
+                format!("{line}\nSize:  12 kB\nAnonymous:  {anonymous}\nSwap:  {swap}\nVmFlags: rd mr\n");
             unchanged_in(&smaps, "/opt/agent")
         };
         let region = Region { start: NonZero::new(0x1000).unwrap(), length: 0x3000 };

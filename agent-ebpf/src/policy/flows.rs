@@ -383,7 +383,7 @@ fn is_from_server(case: &Case) -> bool {
     let End { ifindex, direction, .. } = case.end.get();
     match stack_flows::server(&Key::between(ends.protocol, (ends.source, from), (ends.destination, to))) {
         Some(server) => (server == ifindex) == (direction == direction::EGRESS),
-        None => stack_flows::is_from_server([from, to]),
+        None => stack_flows::is_from_server([from, to]).factor() != 0,
     }
 }
 

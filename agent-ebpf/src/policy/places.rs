@@ -62,7 +62,7 @@ pub extern "C" fn ferrule_begin_flow() -> u32 {
         let _ = POLICY_FLOWS.remove(key);
     }
     let ifindex = payer(key, view);
-    let first = if is_of_others(view) { PENDING_OF_OTHERS } else { PENDING };
+    let first = first_place(view, PENDING_OF_OTHERS, PENDING);
     let places = pending_flows(POLICY_FLOWS_PER_POD.load());
     occupy(case, ifindex, first, places, &POLICY_PENDING);
     let _ = POLICY_PENDING.insert(key, view, 0);
@@ -82,7 +82,7 @@ pub extern "C" fn ferrule_keep_flow() -> u32 {
     case.begun.set(NewView { used, epoch, peer, flags });
     let (view, places) = (case.begun(), POLICY_FLOWS_PER_POD.load());
     let ifindex = payer(key, view);
-    let first = if is_of_others(view) { ANSWERED_OF_OTHERS } else { ANSWERED };
+    let first = first_place(view, ANSWERED_OF_OTHERS, ANSWERED);
     // Otherwise, the flow's next packet tries again.
     if occupy(case, ifindex, first, places, &POLICY_FLOWS) && POLICY_FLOWS.insert(key, view, 0).is_ok() {
         let _ = POLICY_PENDING.remove(key);
@@ -99,10 +99,20 @@ fn payer(key: &ViewKey, view: &View) -> u32 {
     pick(is_peers.mask(), peer.into(), own.into()) as u32
 }
 
+#[inline(always)]
+fn first_place(view: &View, of_others: u32, of_pod: u32) -> u32 {
+    pick(is_of_others(view).mask(), of_others.into(), of_pod.into()) as u32
+}
+
 /// Whether another host has begun the flow, or this node's.
 #[inline(always)]
-fn is_of_others(view: &View) -> bool {
-    view.flags & View::BEGUN_BY_PEER != 0 && view.peer == 0
+fn is_of_others(view: &View) -> Condition {
+    nonzero((view.flags & View::BEGUN_BY_PEER).into()) & !nonzero(view.peer)
+}
+
+#[inline(always)]
+fn nonzero(number: u32) -> Condition {
+    Condition::nonzero(number.into())
 }
 
 /// Gives a place of those from `first` on to the case's flow: an empty one, or that of an ended flow, or of
@@ -200,8 +210,9 @@ fn owned<'a, const N: usize>(
     let key = case.displaced_key();
     // SAFETY: an entry stays readable until the program returns; other CPUs may write to its integers.
     let view = flows.get_ptr(key).map(|view| unsafe { &*view })?;
-    let is_pods = matches!(first, ANSWERED_OF_OTHERS | PENDING_OF_OTHERS) && !is_of_others(view);
-    (payer(key, view) == ifindex && !is_pods).then_some(view)
+    let is_pods = nonzero(first & (ANSWERED_OF_OTHERS | PENDING_OF_OTHERS)) & !is_of_others(view);
+    let is_other = u64::from(payer(key, view) ^ ifindex) | is_pods.factor();
+    (is_other == 0).then_some(view)
 }
 
 /// Spreads flows evenly over the numbers.

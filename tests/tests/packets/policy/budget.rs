@@ -10,7 +10,9 @@ use serde_json::json;
 use super::{
     Policed,
     Step::{Receives, Sends},
-    UPLINK, app, policy, v4, with_policies,
+    UPLINK, app,
+    flows::age,
+    policy, v4, with_policies,
 };
 use crate::table::{A, B, FAR_V4, ONLY_V4, Pod};
 
@@ -92,11 +94,17 @@ fn a_flood_from_outside_displaces_no_request_of_the_pod() {
 #[test]
 fn answered_flows_from_outside_displace_no_flow_that_the_pod_has_begun() {
     const OWN: u16 = 20;
-    let rules = json!({"ingress": [{"ports": [{"protocol": "UDP", "port": 9}]}], "egress": [{}],
-        "policyTypes": ["Ingress", "Egress"]});
+    let ports = json!([{"protocol": "UDP", "port": 9}, {"protocol": "UDP", "port": 100, "endPort": 119}]);
+    let rules = json!({"ingress": [{"ports": ports}], "egress": [{}], "policyTypes": ["Ingress", "Egress"]});
     with_policies([policy("a", rules)], |node| {
         let request = |port| v4(A.v4, FAR_V4, UDP, &udp(port, 53, b""));
         let reply = |port| v4(FAR_V4, A.v4, UDP, &udp(53, port, b""));
+        // Half of the ends have had flows from outside, which have ended and left their places.
+        for port in 100..100 + OWN / 2 {
+            ensure!(node.receives(A, UPLINK, &reply(port))? && node.sends(A, &request(port))?);
+            ensure!(node.receives(A, UPLINK, &reply(port))?);
+        }
+        age(node, 150_000)?;
         for port in 100..100 + OWN {
             ensure!(node.sends(A, &request(port))? && node.receives(A, UPLINK, &reply(port))?);
             ensure!(node.sends(A, &request(port))?);
