@@ -26,8 +26,8 @@ pub struct FlowKey {
 pub struct Flow {
     /// Index of the interface at which the flow's server is: by which the stack sent the last request for a
     /// TCP connection, otherwise the flow's first packet. If that packet accepts a connection, or is in the
-    /// middle of one and from a server's port, its sender is the server: the index of the pod's host interface,
-    /// or 0 for a pod of another node.
+    /// middle of one and from a server's port, its sender is the server: the index of the pod's host
+    /// interface, or 0 for a pod of another node.
     pub ifindex: u32,
     /// Time of the last packet, in jiffies modulo 2^32; less [`Flow::CLOSED_BY_LOW`] if the end `low` has
     /// closed the TCP connection, less twice that if `high` has, less both if both have or one has reset it.
