@@ -17,6 +17,9 @@ pub(crate) struct Options {
     /// Few and short measurements, to check that everything runs: the figures mean nothing.
     #[arg(long)]
     quick: bool,
+    /// Only these benchmarks, separated by commas.
+    #[arg(long, value_delimiter = ',', value_parser = PARTS.map(|(name, _)| name))]
+    only: Vec<String>,
 }
 
 /// One benchmark, as `bench` parses its command line.
@@ -46,38 +49,45 @@ const PARTS: [(&str, &str); 6] = [
     ("start", "--pods 3 --rounds 2"),
 ];
 
-/// Runs the benchmarks and writes the report.
+/// Runs the benchmarks and writes the report, after each one that of all so far.
 ///
 /// # Errors
 /// If a benchmark failed, after the report of the others is written.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let Options { output, quick } = options;
+    let Options { output, quick, only } = options;
     fs::create_dir_all(output).with_context(|| format!("cannot create {}", output.display()))?;
     let machine = Machine::this();
     let mut parts = Vec::new();
-    for (number, (name, small)) in (1..).zip(PARTS) {
-        eprintln!("==> bench {name} ({number} of {})", PARTS.len());
+    let chosen: Vec<_> =
+        PARTS.into_iter().filter(|(name, _)| only.is_empty() || only.iter().any(|it| it == name)).collect();
+    for (number, (name, small)) in (1..).zip(&chosen) {
+        eprintln!("==> bench {name} ({number} of {})", chosen.len());
         let start = Instant::now();
         let results = line(name, if *quick { small } else { "" })?.one.run();
         let outcome = if results.is_ok() { "done" } else { "failed" };
         eprintln!("==> bench {name}: {outcome} after {:.0} s", start.elapsed().as_secs_f64());
         parts.push(Part { name, results });
+        for (name, text) in files(&machine, &parts, *quick) {
+            let path = output.join(name);
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
     }
-    let mut files = BTreeMap::from([
-        ("report.md".to_owned(), document(&machine, &parts, *quick)),
-        ("report.json".to_owned(), format!("{:#}\n", json(&machine, &parts, *quick))),
-    ]);
-    for Part { name, results } in &parts {
-        files.extend(results.as_ref().ok().and_then(|it| Some((format!("{name}.svg"), it.to_svg()?))));
-    }
-    for (name, text) in files {
-        let path = output.join(name);
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        println!("{}", path.display());
-    }
+    files(&machine, &parts, *quick).keys().for_each(|name| println!("{}", output.join(name).display()));
     let failed: Vec<_> = parts.iter().filter(|it| it.results.is_err()).map(|it| it.name).collect();
     ensure!(failed.is_empty(), "failed: {}; the report has the reasons", failed.join(", "));
     Ok(())
+}
+
+/// The names of files, and their contents.
+fn files(machine: &Machine, parts: &[Part], quick: bool) -> BTreeMap<String, String> {
+    let mut files = BTreeMap::from([
+        ("report.md".to_owned(), document(machine, parts, quick)),
+        ("report.json".to_owned(), format!("{:#}\n", json(machine, parts, quick))),
+    ]);
+    for Part { name, results } in parts {
+        files.extend(results.as_ref().ok().and_then(|it| Some((format!("{name}.svg"), it.to_svg()?))));
+    }
+    files
 }
 
 fn line(name: &str, options: &str) -> anyhow::Result<Line> {
