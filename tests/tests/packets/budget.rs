@@ -15,12 +15,12 @@ use crate::{
 /// Limits of verified instructions, a little above the current numbers, so that a regression is seen. The
 /// kernel's limit is a million. Kernels differ in how they prune: Linux 6.1 walks more than 6.18.
 const BUDGET: [(Program, u32); 6] = [
-    (Program::FromPod, 45_000),
-    (Program::ToPod, 26_000),
-    (Program::FromTunnel, 38_500),
+    (Program::FromPod, 46_000),
+    (Program::ToPod, 27_000),
+    (Program::FromTunnel, 39_500),
     (Program::FromUplink, 37_000),
-    (Program::ToTunnel, 20_000),
-    (Program::ToLink, 22_500),
+    (Program::ToTunnel, 21_000),
+    (Program::ToLink, 23_000),
 ];
 
 #[test]
@@ -55,7 +55,8 @@ fn without_flows_the_verifier_removes_the_code_that_counts_them() {
     let mut off = Programs::load_without_flows().unwrap();
     for program in [Program::FromPod, Program::ToPod, Program::FromTunnel, Program::FromUplink] {
         let [on, off] = [&mut on, &mut off].map(|it| it.verified_instructions(program).unwrap());
-        assert!(off + 1000 < on, "{}: {off} verified instructions without flows, {on} with", program.name());
+        // Linux 6.1 prunes more of it: 500 instructions of `to_pod` are left.
+        assert!(off + 300 < on, "{}: {off} verified instructions without flows, {on} with", program.name());
     }
 }
 
