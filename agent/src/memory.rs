@@ -21,7 +21,8 @@ const START: Duration = Duration::from_secs(10);
 /// The least time between two releases of a thread.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// The time between two unmappings of the executable. Each costs what runs next about 0.2 ms of page faults.
+/// The time between two unmappings of the executable. What runs next has some hundred page faults; an ADD
+/// takes as long as any other after a pause.
 const UNMAP: Duration = Duration::from_secs(60);
 
 /// `mi_option_purge_delay` of mimalloc 3 (`enum mi_option_e` in `mimalloc.h`), which the crate does not name.
@@ -54,7 +55,7 @@ pub fn release_at_once() {
 
 /// Returns memory once the start is over, and unmaps the executable then and once in each [`UNMAP`]. Never
 /// ends.
-pub async fn release_after_start() {
+pub async fn release_in_background() {
     tokio::time::sleep(START).await;
     release();
     let unchanged = unchanged().unwrap_or_else(|error| {

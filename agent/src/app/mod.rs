@@ -211,7 +211,7 @@ pub async fn run(config: Config, object: &[u8], log: log::Control) -> anyhow::Re
     let heal = health.component("heal", false, "deviations are not monitored yet");
     tasks.spawn("heal", healer.run(config.reconcile.period, heal));
     memory::release_at_once();
-    tasks.spawn("memory", memory::release_after_start());
+    tasks.spawn("memory", memory::release_in_background());
     needed.socket.healthy(format!("listening on {}", config.socket.display()));
 
     let outcome = tokio::select! {
