@@ -67,7 +67,7 @@ pub const MAX_POLICY_RULES: usize = 131_072;
 /// Default capacity of `POLICY_FLOWS`: answered flows of pods that policies judge.
 pub const MAX_POLICY_FLOWS: usize = 131_072;
 
-/// Capacity of `FRAGMENTS`: fragmented packets of pods that policies judge.
+/// Capacity of `FRAGMENTS` and `FRAGMENT_PLACES`: fragmented packets of pods that policies judge.
 pub const MAX_FRAGMENTS: usize = 8192;
 
 /// Capacity of `LINK_COUNTERS`: the tunnel device and the uplinks of a node.
@@ -87,6 +87,12 @@ pub const TUNNEL_VNI: u32 = 70;
 /// flows that other hosts begin: a 16th. A new flow above it evicts an older one of the same share.
 pub const fn flows_per_pod(capacity: u32) -> u32 {
     capacity / 16
+}
+
+/// The share of `FRAGMENTS`, of its capacity, that one pod can fill with packets that it sends, and once more
+/// with packets that come to it from elsewhere: a 32nd.
+pub const fn fragments_per_ring(capacity: u32) -> u32 {
+    capacity / 32
 }
 
 /// The capacity of `POLICY_PENDING`, of that of `POLICY_FLOWS`: a quarter.

@@ -6,7 +6,7 @@ pub const PROGRAMS: [&str; 7] =
     ["from_pod", "to_pod", "from_tunnel", "from_uplink", "to_tunnel", "to_link", "set_subject"];
 
 /// The maps of policies.
-pub const POLICY_MAPS: [&str; 12] = [
+pub const POLICY_MAPS: [&str; 13] = [
     "PEERS",
     "BLOCKS",
     "RULESETS",
@@ -19,6 +19,7 @@ pub const POLICY_MAPS: [&str; 12] = [
     "POLICY_CASE",
     "POLICY_ALLOWED",
     "FRAGMENTS",
+    "FRAGMENT_PLACES",
 ];
 
 /// The other maps.

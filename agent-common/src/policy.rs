@@ -1,6 +1,6 @@
 //! Keys and values of the maps of policy: `PEERS`, `BLOCKS`, `RULESETS`, `RULES`, `NAMED` and `PORTS`, which
-//! the agent writes, and `POLICY_FLOWS`, `POLICY_PENDING`, `POLICY_PLACES` and `FRAGMENTS`, which the
-//! programs write; and what `VIFS` says of policies.
+//! the agent writes, and `POLICY_FLOWS`, `POLICY_PENDING`, `POLICY_PLACES`, `FRAGMENTS` and
+//! `FRAGMENT_PLACES`, which the programs write; and what `VIFS` says of policies.
 //!
 //! The crate `policy/` compiles policies into these rows, and documents what classes and rulesets are.
 

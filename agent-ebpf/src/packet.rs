@@ -54,8 +54,8 @@ pub enum Stamp {
 pub struct Tunnel {
     pub vni: u32,
     pub source: Address,
-    /// `None` before Linux 6.0.
-    pub destination: Option<Address>,
+    /// [`Address::UNSPECIFIED`] before Linux 6.0, where the kernel does not tell.
+    pub destination: Address,
 }
 
 /// The verifier refuses misaligned access to the stack.
@@ -271,7 +271,8 @@ impl Packet {
             let (remote, local) = (&raw const (*key).__bindgen_anon_1, &raw const (*key).__bindgen_anon_3);
             let source = address(remote.cast(), remote.cast());
             let has_destination = LEN == size_of::<bpf_tunnel_key>();
-            let destination = has_destination.then(|| address(local.cast(), local.cast()));
+            let destination =
+                if has_destination { address(local.cast(), local.cast()) } else { Address::UNSPECIFIED };
             Some(Tunnel { vni: (*key).tunnel_id, source, destination })
         }
     }

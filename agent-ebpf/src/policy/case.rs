@@ -4,9 +4,9 @@
 use core::{cell::Cell, hint::black_box, mem::offset_of};
 
 use agent_common::{
-    DropReason,
+    DropReason, RingKey,
     event::direction,
-    policy::{self, FragmentKey, PeerKey, Subject, ViewKey},
+    policy::{self, FragmentKey, FragmentPorts, PeerKey, Subject, ViewKey},
 };
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 
@@ -77,6 +77,8 @@ pub struct Case {
     pub begun: Cell<NewView>,
     /// A flow that leaves its place to another one.
     pub displaced: Cell<[u64; 4]>,
+    /// The place of a fragmented packet.
+    pub place: Cell<RingKey>,
 }
 
 /// Where the parts of a packet are.
@@ -216,6 +218,7 @@ const _: () = assert!(offset_of!(Ends, source) == offset_of!(FragmentKey, source
 const _: () = assert!(offset_of!(Ends, destination) == offset_of!(FragmentKey, destination));
 const _: () = assert!(offset_of!(Ends, id) == offset_of!(FragmentKey, id));
 const _: () = assert!(offset_of!(Ends, protocol) == offset_of!(FragmentKey, protocol));
+const _: () = assert!(size_of::<FragmentPorts>() == size_of::<[u16; 2]>());
 const _: () = assert!(size_of::<View>() == size_of::<ViewKey>());
 const _: () = assert!(offset_of!(View, peer) == offset_of!(ViewKey, peer));
 const _: () = assert!(offset_of!(View, ifindex) == offset_of!(ViewKey, ifindex));
@@ -453,6 +456,18 @@ impl Case {
         // SAFETY: the same bytes (asserted above), valid whatever they are; nothing writes to them while
         // they are a key.
         unsafe { &*self.ends.as_ptr().cast() }
+    }
+
+    #[inline(always)]
+    pub fn fragment_ports(&self) -> &FragmentPorts {
+        // SAFETY: as for `fragment_key`.
+        unsafe { &*self.ports.as_ptr().cast() }
+    }
+
+    #[inline(always)]
+    pub fn place_key(&self) -> &RingKey {
+        // SAFETY: as for `fragment_key`; the same type.
+        unsafe { &*self.place.as_ptr() }
     }
 
     #[inline(always)]

@@ -69,11 +69,7 @@ pub extern "C" fn ferrule_find_policy(is_receiver: u32) -> u32 {
     let ports = if case.has(Case::LATER_FRAGMENT) { fragments::ports(case) } else { case.read_ports() };
     let Some(ports) = ports else { return without_ports(case) };
     case.ports.set(ports);
-    let answer = look_up(case, ports);
-    if answer & answer::ASK == 0 {
-        remember_ports(case);
-    }
-    answer
+    look_up(case, ports)
 }
 
 /// The last step, after the rules have judged: changes the flow.
@@ -81,18 +77,7 @@ pub extern "C" fn ferrule_find_policy(is_receiver: u32) -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrule_settle_policy() -> u32 {
     let Some(case) = case::get() else { return answer::DENY };
-    let answer = settle(case);
-    if answer & answer::DENY == 0 {
-        remember_ports(case);
-    }
-    answer
-}
-
-#[inline(always)]
-pub fn remember_ports(case: &Case) {
-    if case.has(Case::FIRST_FRAGMENT) {
-        fragments::remember(case);
-    }
+    settle(case)
 }
 
 /// In jiffies.

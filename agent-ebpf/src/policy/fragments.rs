@@ -1,18 +1,34 @@
-//! `FRAGMENTS`: the ports of fragmented packets, which only the first fragment contains.
+//! `FRAGMENTS`: the ports of fragmented packets, which only the first fragment contains; and
+//! `FRAGMENT_PLACES`, each pod's share of them.
 //!
 //! A later fragment is judged by the ports of the first one that has passed. The first one has to come first;
 //! without it, no host can put the packet together, so that a later fragment of a denied packet harms no one.
+//!
+//! A pod has a ring of places for the packets that it sends, and one for those that come to it from
+//! elsewhere: a further packet displaces the oldest of the same ring. So no pod displaces another one's.
 
 use agent_common::{
-    MAX_FRAGMENTS,
+    MAX_FRAGMENTS, RingKey, fragments_per_ring,
     policy::{FragmentKey, FragmentPorts},
 };
 use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
 
-use super::case::Case;
+use super::case::{self, Case};
+use crate::{endpoints, vifs};
 
 #[btf_map]
 static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, MAX_FRAGMENTS> = LruHashMap::new();
+
+#[btf_map]
+static FRAGMENT_PLACES: LruHashMap<RingKey, FragmentKey, MAX_FRAGMENTS> = LruHashMap::new();
+
+/// Places in each ring.
+const PLACES: u32 = fragments_per_ring(MAX_FRAGMENTS as u32);
+/// The first place for packets that come to the pod from elsewhere.
+const OF_OTHERS: u32 = 1 << 31;
+/// Places that a packet tries to take, while other CPUs take them.
+const CLAIMS: u32 = 2;
+const BPF_NOEXIST: u64 = 1;
 
 /// The ports of the case's packet, if its first fragment has passed.
 #[inline(always)]
@@ -22,9 +38,43 @@ pub fn ports(case: &Case) -> Option<[u16; 2]> {
     Some([found.source_port, found.destination_port])
 }
 
-/// Notes the ports of a first fragment that passes.
+/// Notes the ports of a first fragment that passes, if it has them. Without a place, the later fragments are
+/// denied.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrule_note_fragment() -> u32 {
+    let Some(case) = case::get() else { return 0 };
+    let Some(ports) = case.read_ports() else { return 0 };
+    case.ports.set(ports);
+    let key = case.fragment_key();
+    // The other end's filter, or a retransmission, has given the packet its place.
+    if FRAGMENTS.get_ptr(key).is_some() || take_place(case) {
+        let _ = FRAGMENTS.insert(key, case.fragment_ports(), 0);
+    }
+    0
+}
+
+/// Gives the next place of a ring to the case's packet, and forgets the packet that had it. `false` if other
+/// CPUs take the places.
 #[inline(always)]
-pub fn remember(case: &Case) {
-    let [source_port, destination_port] = case.ports.get();
-    let _ = FRAGMENTS.insert(case.fragment_key(), &FragmentPorts { source_port, destination_port }, 0);
+fn take_place(case: &Case) -> bool {
+    let (ifindex, first) = match endpoints::interface(case.ends.get().source) {
+        Some(sender) => (sender.get(), 0),
+        None => (case.end.get().ifindex, OF_OTHERS),
+    };
+    let Some(tried) = vifs::places_tried(ifindex) else { return false };
+    for _ in 0..CLAIMS {
+        case.place.set(RingKey { ifindex, place: first + vifs::next_place(tried) % PLACES });
+        let place = case.place_key();
+        if let Some(old) = FRAGMENT_PLACES.get_ptr(place) {
+            // SAFETY: an entry stays readable until the program returns; if another place gets it meanwhile,
+            // that place's packet is forgotten.
+            let _ = FRAGMENTS.remove(unsafe { &*old });
+            let _ = FRAGMENT_PLACES.remove(place);
+        }
+        if FRAGMENT_PLACES.insert(place, case.fragment_key(), BPF_NOEXIST).is_ok() {
+            return true;
+        }
+    }
+    false
 }

@@ -22,6 +22,7 @@ pub use self::subject::{Judge, set as set_subject};
 use self::{
     case::{Case, End, Verdict, origin, pair},
     flows::{ferrule_find_policy, ferrule_settle_policy},
+    fragments::ferrule_note_fragment,
     judge::{answer, ferrule_classify_policy, ferrule_judge_policy},
     pairs::{ferrule_find_allowed, ferrule_find_pair, ferrule_find_pair_at_end, ferrule_settle_pair},
     places::{ferrule_begin_flow, ferrule_keep_flow},
@@ -260,6 +261,9 @@ fn police_end(skb: *mut __sk_buff, case: &Case, is_receiver: bool) -> u32 {
         ferrule_begin_flow();
     }
     keep(answer);
+    if answer & answer::DENY == 0 && case.has(Case::FIRST_FRAGMENT) {
+        ferrule_note_fragment();
+    }
     if answer & answer::RECORD != 0 {
         let End { ifindex, direction, .. } = case.end.get();
         events::ferrule_record_drop(skb, ifindex, direction, case.verdict.get().reason, 1);

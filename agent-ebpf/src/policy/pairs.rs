@@ -91,11 +91,7 @@ pub extern "C" fn ferrule_find_pair_at_end(is_allowed: u32) -> u32 {
         case.view.set(own);
         return if is_known { 0 } else { answer::ASK };
     }
-    let answer = look_up_at_end(case, own, is_egress, is_allowed != 0);
-    if answer & answer::ASK == 0 {
-        flows::remember_ports(case);
-    }
-    answer
+    look_up_at_end(case, own, is_egress, is_allowed != 0)
 }
 
 #[inline(always)]

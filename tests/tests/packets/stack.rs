@@ -15,7 +15,7 @@ const BUDGET: [(&str, u64); 6] = [
     ("from_pod", 480),
     ("to_pod", 448),
     ("from_tunnel", 480),
-    ("from_uplink", 448),
+    ("from_uplink", 480),
     ("to_tunnel", 416),
     ("to_link", 448),
 ];

@@ -59,7 +59,7 @@ pub(super) const FLOW_RINGS: MapSpec = stack_flows::RINGS;
 pub(super) const NODES: MapSpec = nodes::SPEC;
 pub(super) const LINK_COUNTERS: MapSpec = link_counters::SPEC;
 /// The maps that outlive the agent.
-pub(super) const PINNED: [MapSpec; 22] = [
+pub(super) const PINNED: [MapSpec; 23] = [
     VIFS,
     ENDPOINTS,
     vif_traffic::SPEC,
@@ -82,6 +82,7 @@ pub(super) const PINNED: [MapSpec; 22] = [
     policy_flows::PENDING,
     policy_flows::PLACES,
     policy_flows::FRAGMENTS,
+    policy_flows::FRAGMENT_PLACES,
 ];
 
 /// The open maps.

@@ -1,5 +1,6 @@
 //! Fragments: only the first one has ports.
 
+use anyhow::ensure;
 use ferrule_tests::packet::{
     DESTINATION_OPTIONS, FRAGMENT, Ipv4, Ipv6, TCP, UDP, data, extension, fragment, tcp, udp,
 };
@@ -84,6 +85,77 @@ fn fragments_between_siblings_pass_both_pods_rules() {
             ("a later one, delivered", Receives(B, A.ifindex, part(3)), true),
         ];
         node.check(&steps)
+    })
+    .unwrap();
+}
+
+/// More fragmented packets than the dataplane remembers of all pods.
+const FLOOD: u16 = 10_000;
+
+/// The first fragment of a datagram between two pods, or to another host, by its identification.
+fn first(from: Pod, to: [u8; 4], id: u16) -> Vec<u8> {
+    Ipv4 { id, fragment: Ipv4::MORE_FRAGMENTS, ..Ipv4::new(from.v4, to, UDP) }.with(&udp(9, 53, &data(16)))
+}
+
+#[test]
+fn a_pod_that_floods_fragments_displaces_only_its_own() {
+    let all = json!({"policyTypes": ["Ingress", "Egress"], "ingress": [{}], "egress": [{}]});
+    with_policies([policy("a", all.clone()), policy("b", all)], |node| {
+        let later = Ipv4 { id: 7, fragment: 3, ..Ipv4::new(B.v4, FAR_V4, UDP) }.with(&data(24));
+        node.check(&[
+            ("B sends the first of one", Sends(B, first(B, FAR_V4, 7)), true),
+            ("B gets the first of another", Receives(B, UPLINK, of(B, 1, 53, 0)), true),
+            ("A sends the first of a third", Sends(A, first(A, FAR_V4, 0)), true),
+        ])?;
+        for id in 1..FLOOD {
+            let is_allowed = match id % 3 {
+                0 => node.sends(A, &first(A, FAR_V4, id))?,
+                1 => node.receives(B, A.ifindex, &first(A, B.v4, id))?,
+                _ => {
+                    let part = fragment(UDP, 0, true, &udp(id, 53, &data(16)));
+                    node.receives(B, A.ifindex, &Ipv6::new(A.v6, B.v6, FRAGMENT).with(&part))?
+                }
+            };
+            ensure!(is_allowed, "packet {id} of the flood");
+        }
+        let third = Ipv4 { id: 0, fragment: 3, ..Ipv4::new(A.v4, FAR_V4, UDP) }.with(&data(24));
+        node.check(&[
+            ("the rest of B's", Sends(B, later), true),
+            ("the rest of what B gets", Receives(B, UPLINK, of(B, 1, 53, 3)), true),
+            ("the rest of A's", Sends(A, third), false),
+        ])
+    })
+    .unwrap();
+}
+
+#[test]
+fn fragments_from_elsewhere_displace_none_that_the_pod_sends() {
+    let all = json!({"policyTypes": ["Ingress", "Egress"], "ingress": [{}], "egress": [{}]});
+    with_policies([policy("b", all)], |node| {
+        let later = Ipv4 { id: 7, fragment: 3, ..Ipv4::new(B.v4, FAR_V4, UDP) }.with(&data(24));
+        ensure!(node.sends(B, &first(B, FAR_V4, 7))?, "the first fragment");
+        for id in 0..FLOOD {
+            ensure!(node.receives(B, UPLINK, &of(B, id, 53, 0))?, "packet {id} of the flood");
+        }
+        ensure!(node.sends(B, &later)?, "a later fragment");
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Many threads of a pod send fragmented datagrams at the same time.
+#[test]
+fn a_pod_has_hundreds_of_fragmented_packets_on_their_way() {
+    const ON_THE_WAY: u16 = 250;
+    with_policies([policy("b", json!({"policyTypes": ["Egress"], "egress": [{}]}))], |node| {
+        for id in 0..ON_THE_WAY {
+            ensure!(node.sends(B, &first(B, FAR_V4, id))?, "first fragment {id}");
+        }
+        for id in 0..ON_THE_WAY {
+            let later = Ipv4 { id, fragment: 3, ..Ipv4::new(B.v4, FAR_V4, UDP) }.with(&data(24));
+            ensure!(node.sends(B, &later)?, "later fragment {id}");
+        }
+        Ok(())
     })
     .unwrap();
 }

@@ -42,6 +42,12 @@ pub(in crate::dataplane) const FRAGMENTS: MapSpec = MapSpec {
     capacity: |_| MAX_FRAGMENTS as u32,
     count: count_entries::<FragmentKey, FragmentPorts>,
 };
+pub(in crate::dataplane) const FRAGMENT_PLACES: MapSpec = MapSpec {
+    name: "FRAGMENT_PLACES",
+    setting: "MAX_FRAGMENTS of the build",
+    capacity: |_| MAX_FRAGMENTS as u32,
+    count: count_entries::<RingKey, FragmentKey>,
+};
 
 /// Adds the entries of one of the maps that are pinned in another directory and missing here.
 pub(in crate::dataplane) fn copy(map: &MapSpec, from: &Path, to: &Path) -> Result<(), MapFailure> {
