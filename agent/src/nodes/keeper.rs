@@ -396,7 +396,9 @@ impl Keeper {
         let changes = route::diff(&plan.routes(index), &route::list(&mut host)?);
         found.extend(changes.iter().map(|change| match (change, change.place()) {
             (route::Change::Set(..), (_, to)) => format!("the route to {to} is missing or changed"),
-            (route::Change::Delete(_), (_, to)) => format!("there is a route to {to}, which is no node's"),
+            (route::Change::Delete(_, metric), (_, to)) => {
+                format!("there is a route to {to} with metric {metric}, which leads to no node")
+            }
         }));
         found.extend(
             uplink_filter::missing(&mut host, &plan.uplinks, self.dataplane.uplink_filters())?
@@ -470,8 +472,7 @@ impl KeepError {
 /// What a refused change of routes means, by the routes that there are.
 fn judge(host: &mut Socket, wanted: &Routes, error: NetlinkError) -> KeepError {
     let Ok(present) = route::list(host) else { return KeepError::Netlink(error) };
-    let mut found =
-        wanted.iter().filter(|(place, route)| present.get(place).and_then(Option::as_ref) == Some(route));
+    let mut found = wanted.iter().filter(|(place, route)| route::contain(&present, **place, route));
     if wanted.is_empty() || found.next().is_some() {
         KeepError::SomeRoutes(error)
     } else {

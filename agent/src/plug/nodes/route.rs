@@ -50,16 +50,20 @@ pub enum Table {
     OfPods,
 }
 
-/// The place of a route: there is at most one of the agent's in each.
+/// The place of a route: there should be at most one of the agent's in each.
 pub type Place = (Table, IpNet);
 /// The routes that the node should have.
 pub type Routes = BTreeMap<Place, NodeRoute>;
+/// The routes that the node has, by place and metric; `None` for one of a form that the agent does not make.
+pub type Present = BTreeMap<(Place, u32), Option<NodeRoute>>;
 
 /// The number of [`Table::OfPods`].
 pub const TABLE_OF_PODS: u32 = 7070;
 /// After routes with the metric 0, which IPv4 routes of administrators and other programs have: a route with
 /// an own metric never replaces one of theirs. Before IPv6's default of 1024.
 const METRIC: u32 = 70;
+/// The number of metrics, from the first one on, of IPv4 routes.
+const METRICS: u32 = 16;
 /// Requests of one batch: the kernel copies them into one buffer.
 const BATCH: usize = 256;
 
@@ -67,8 +71,8 @@ const BATCH: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     Set(Place, NodeRoute),
-    /// The place may hold a route of another form.
-    Delete(Place),
+    /// A route with this metric. The place may hold another one.
+    Delete(Place, u32),
 }
 
 // === impl Change ===
@@ -76,16 +80,16 @@ pub enum Change {
 impl Change {
     pub fn place(&self) -> Place {
         match self {
-            Self::Set(place, _) | Self::Delete(place) => *place,
+            Self::Set(place, _) | Self::Delete(place, _) => *place,
         }
     }
 }
 
-/// The agent's routes to other nodes, by place; `None` for one of a form that the agent does not make.
+/// The agent's routes to other nodes.
 ///
 /// # Errors
 /// If the kernel refuses a dump.
-pub fn list(host: &mut Socket) -> Result<BTreeMap<Place, Option<NodeRoute>>, NetlinkError> {
+pub fn list(host: &mut Socket) -> Result<Present, NetlinkError> {
     let mut found = BTreeMap::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut message = RouteMessage::default();
@@ -93,7 +97,9 @@ pub fn list(host: &mut Socket) -> Result<BTreeMap<Place, Option<NodeRoute>>, Net
         message.header.protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
         let routes = host.dump("list the agent's routes", RouteNetlinkMessage::GetRoute(message))?;
         found.extend(routes.into_iter().filter_map(|answer| match answer {
-            RouteNetlinkMessage::NewRoute(route) => place(&route).map(|place| (place, decode(&route))),
+            RouteNetlinkMessage::NewRoute(route) => {
+                place(&route).map(|place| ((place, metric_of(&route)), decode(&route)))
+            }
             _ => None,
         }));
     }
@@ -101,13 +107,19 @@ pub fn list(host: &mut Socket) -> Result<BTreeMap<Place, Option<NodeRoute>>, Net
 }
 
 /// What has to change, additions before deletions: a range that moves is never without a route.
-pub fn diff(wanted: &Routes, present: &BTreeMap<Place, Option<NodeRoute>>) -> Vec<Change> {
-    let set =
-        wanted.iter().filter(|(place, route)| present.get(place).and_then(Option::as_ref) != Some(route));
+pub fn diff(wanted: &Routes, present: &Present) -> Vec<Change> {
+    let set = wanted.iter().filter(|(place, route)| !contain(present, **place, route));
     let set = set.map(|(place, route)| Change::Set(*place, route.clone()));
-    let delete =
-        present.keys().filter(|place| !wanted.contains_key(place)).map(|place| Change::Delete(*place));
-    set.chain(delete).collect()
+    let is_wanted = |place: &Place, found: u32| {
+        wanted.get(place).is_some_and(|route| metric(place.1, &route.next) == found)
+    };
+    let delete = present.keys().filter(|(place, found)| !is_wanted(place, *found));
+    set.chain(delete.map(|(place, found)| Change::Delete(*place, *found))).collect()
+}
+
+/// Whether the node has a route as it should be.
+pub fn contain(present: &Present, place: Place, route: &NodeRoute) -> bool {
+    present.get(&(place, metric(place.1, &route.next))).and_then(Option::as_ref) == Some(route)
 }
 
 /// Applies changes in their order.
@@ -131,19 +143,35 @@ fn request(change: &Change) -> Request {
     match change {
         Change::Set((table, to), route) => Request::replace(
             format!("set the route to {to}"),
-            RouteNetlinkMessage::NewRoute(encode(*table, *to, Some(route))),
+            RouteNetlinkMessage::NewRoute(encode((*table, *to), metric(*to, &route.next), Some(route))),
         ),
-        Change::Delete((table, to)) => Request::change(
+        Change::Delete((table, to), metric) => Request::change(
             format!("delete the route to {to}"),
-            RouteNetlinkMessage::DelRoute(encode(*table, *to, None)),
+            RouteNetlinkMessage::DelRoute(encode((*table, *to), *metric, None)),
         ),
     }
 }
 
-/// `route`: `None` for a deletion, which names the place only.
-fn encode(table: Table, to: IpNet, route: Option<&NodeRoute>) -> RouteMessage {
+/// The metric of a route, which follows from the next hop. The kernel keeps the next hops of all IPv4 routes
+/// with one metric and interface in one list, and compares a new route's with each of them (`fib_find_info`
+/// in `net/ipv4/fib_semantics.c`): the routes of a thousand nodes would take twice as long.
+fn metric(to: IpNet, next: &Next) -> u32 {
+    // Any even spread serves.
+    let spread = |bits: u32| bits.wrapping_mul(0x9e37_79b1) >> 16;
+    let address = match next {
+        Next::Gateway(address) | Next::Tunnel { remote: address, .. } => *address,
+    };
+    match (to, address) {
+        (IpNet::V6(_), _) => METRIC,
+        (_, IpAddr::V4(address)) => METRIC + spread(address.to_bits()) % METRICS,
+        (_, IpAddr::V6(address)) => METRIC + spread((address.to_bits() % (1 << 32)) as u32) % METRICS,
+    }
+}
+
+/// `route`: `None` for a deletion, which names place and metric only.
+fn encode((table, to): Place, metric: u32, route: Option<&NodeRoute>) -> RouteMessage {
     let mut message = route_to(to);
-    message.attributes.push(RouteAttribute::Priority(METRIC));
+    message.attributes.push(RouteAttribute::Priority(metric));
     if table == Table::OfPods {
         message.header.table = RouteHeader::RT_TABLE_UNSPEC;
         message.attributes.push(RouteAttribute::Table(TABLE_OF_PODS));
@@ -210,11 +238,16 @@ fn place(route: &RouteMessage) -> Option<Place> {
     }
 }
 
+/// 0 if the route has none.
+fn metric_of(route: &RouteMessage) -> u32 {
+    let metric = |it: &RouteAttribute| if let RouteAttribute::Priority(it) = it { Some(*it) } else { None };
+    route.attributes.iter().find_map(metric).unwrap_or_default()
+}
+
 fn decode(route: &RouteMessage) -> Option<NodeRoute> {
-    let (mut priority, mut mtu, mut source, mut gateway, mut tunnel) = (None, None, None, None, None);
+    let (mut mtu, mut source, mut gateway, mut tunnel) = (None, None, None, None);
     for attribute in &route.attributes {
         match attribute {
-            RouteAttribute::Priority(it) => priority = Some(*it),
             RouteAttribute::PrefSource(it) => source = parse::ip(it),
             RouteAttribute::Gateway(it) if route.header.flags.contains(RouteFlags::Onlink) => {
                 gateway = parse::ip(it).map(Next::Gateway);
@@ -235,8 +268,7 @@ fn decode(route: &RouteMessage) -> Option<NodeRoute> {
         (None, Some(tunnel)) => tunnel,
         _ => return None,
     };
-    let ifindex = parse::output_interface(route)?;
-    (priority == Some(METRIC)).then_some(NodeRoute { ifindex, next, mtu: mtu?, source })
+    Some(NodeRoute { ifindex: parse::output_interface(route)?, next, mtu: mtu?, source })
 }
 
 fn decode_encapsulation(values: &[RouteLwTunnelEncap]) -> Option<Next> {
@@ -300,8 +332,8 @@ mod tests {
             ("10.1.0.0/24", tunnelled("fd00::2", "fd00::1")),
         ] {
             for table in [Table::Main, Table::OfPods] {
-                let message = encode(table, net(to), Some(&route));
-                assert_eq!(place(&message), Some((table, net(to))));
+                let message = encode((table, net(to)), 71, Some(&route));
+                assert_eq!((place(&message), metric_of(&message)), (Some((table, net(to))), 71));
                 assert_eq!(decode(&message), Some(route.clone()), "{to}");
             }
         }
@@ -309,38 +341,76 @@ mod tests {
 
     #[test]
     fn routes_to_pods_and_unreachable_ranges_are_no_routes_to_nodes() {
-        assert_eq!(place(&encode(Table::Main, net("10.1.0.2/32"), Some(&direct("10.0.0.2")))), None);
-        assert!(place(&encode(Table::OfPods, net("10.1.0.2/32"), None)).is_some(), "a node's address");
-        let mut unreachable = encode(Table::Main, net("10.1.0.0/24"), None);
+        let direct = direct("10.0.0.2");
+        let to = |table, to: &str| encode((table, net(to)), METRIC, Some(&direct));
+        assert_eq!(place(&to(Table::Main, "10.1.0.2/32")), None);
+        assert!(place(&to(Table::OfPods, "10.1.0.2/32")).is_some(), "a node's address");
+        let mut unreachable = to(Table::Main, "10.1.0.0/24");
         unreachable.header.kind = RouteType::Unreachable;
         assert_eq!(place(&unreachable), None);
-        let mut foreign = encode(Table::Main, net("10.1.0.0/24"), Some(&direct("10.0.0.2")));
+        let mut foreign = to(Table::Main, "10.1.0.0/24");
         foreign.header.protocol = RouteProtocol::Static;
         assert_eq!(place(&foreign), None);
     }
 
+    /// As the kernel has a route.
+    fn present(place: Place, route: Option<NodeRoute>) -> Present {
+        let metric = route.as_ref().map_or(METRIC, |it| metric(place.1, &it.next));
+        Present::from([((place, metric), route)])
+    }
+
     #[test]
     fn a_route_that_differs_in_anything_is_set_again() {
-        let to = (Table::Main, net("10.1.0.0/24"));
+        let to = (Table::Main, net("fd01::/64"));
         let wanted = Routes::from([(to, tunnelled("10.0.0.2", "10.0.0.1"))]);
-        let present = |route: Option<NodeRoute>| BTreeMap::from([(to, route)]);
-        assert_eq!(diff(&wanted, &present(Some(tunnelled("10.0.0.2", "10.0.0.1")))), []);
+        assert_eq!(diff(&wanted, &present(to, Some(tunnelled("10.0.0.2", "10.0.0.1")))), []);
         let set = || vec![Change::Set(to, tunnelled("10.0.0.2", "10.0.0.1"))];
         let other_mtu = NodeRoute { mtu: 1400, ..tunnelled("10.0.0.2", "10.0.0.1") };
         for different in
-            [None, Some(other_mtu), Some(tunnelled("10.0.0.3", "10.0.0.1")), Some(direct("10.0.0.2"))]
+            [None, Some(other_mtu), Some(tunnelled("10.0.0.3", "10.0.0.1")), Some(direct("fd00::2"))]
         {
-            assert_eq!(diff(&wanted, &present(different)), set());
+            assert_eq!(diff(&wanted, &present(to, different)), set());
         }
+    }
+
+    #[test]
+    fn routes_to_ipv4_have_few_metrics_which_follow_from_the_next_hop_and_those_to_ipv6_have_one() {
+        let of = |to: &str, last: u8| metric(net(to), &Next::Gateway([10, 0, 0, last].into()));
+        let metrics: BTreeMap<u32, usize> = (0..=255).fold(BTreeMap::new(), |mut metrics, last| {
+            *metrics.entry(of("10.1.0.0/24", last)).or_default() += 1;
+            metrics
+        });
+        assert_eq!(metrics.len(), METRICS as usize);
+        assert!(
+            metrics.iter().all(|(metric, routes)| (70..86).contains(metric) && *routes < 32),
+            "{metrics:?}"
+        );
+        assert_eq!(of("10.1.0.0/24", 2), of("10.9.0.0/16", 2));
+        assert!((0..=255).all(|last| of("fd01::/64", last) == 70));
     }
 
     #[test]
     fn a_range_gets_its_new_route_before_others_are_deleted() {
         let place = |text: &str| (Table::Main, net(text));
-        let wanted = Routes::from([(place("10.9.0.0/24"), direct("10.0.0.2"))]);
-        let present = BTreeMap::from([(place("10.1.0.0/24"), Some(direct("10.0.0.2")))]);
-        let expected =
-            [Change::Set(place("10.9.0.0/24"), direct("10.0.0.2")), Change::Delete(place("10.1.0.0/24"))];
-        assert_eq!(diff(&wanted, &present), expected);
+        let (old, new) = (place("10.1.0.0/24"), place("10.9.0.0/24"));
+        let wanted = Routes::from([(new, direct("10.0.0.2"))]);
+        let metric = |gateway: &str| metric(net("10.1.0.0/24"), &direct(gateway).next);
+        let expected = [Change::Set(new, direct("10.0.0.2")), Change::Delete(old, metric("10.0.0.2"))];
+        assert_eq!(diff(&wanted, &present(old, Some(direct("10.0.0.2")))), expected);
+        assert_ne!(metric("10.0.0.2"), metric("10.0.0.3"));
+        let moved = Routes::from([(old, direct("10.0.0.3"))]);
+        let expected = [Change::Set(old, direct("10.0.0.3")), Change::Delete(old, metric("10.0.0.2"))];
+        assert_eq!(diff(&moved, &present(old, Some(direct("10.0.0.2")))), expected);
+    }
+
+    /// Agents before the metrics had several gave all routes the first one.
+    #[test]
+    fn a_route_with_another_metric_is_replaced() {
+        let to = (Table::Main, net("10.1.0.0/24"));
+        let route = (0..=255).map(|last| direct(&format!("10.0.0.{last}")));
+        let route = route.into_iter().find(|it| metric(to.1, &it.next) != METRIC).unwrap();
+        let earlier = Present::from([((to, METRIC), Some(route.clone()))]);
+        let expected = [Change::Set(to, route.clone()), Change::Delete(to, METRIC)];
+        assert_eq!(diff(&Routes::from([(to, route)]), &earlier), expected);
     }
 }
