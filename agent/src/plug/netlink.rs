@@ -44,6 +44,8 @@ pub struct Socket {
     limit: usize,
     /// Messages from the kernel.
     received: u64,
+    /// Room for the answers to look-ups.
+    room: Vec<u8>,
 }
 
 /// One request of a batch.
@@ -168,7 +170,7 @@ impl Socket {
         raw.set_ext_ack(true).map_err(failed)?;
         raw.set_netlink_get_strict_chk(true).map_err(failed)?;
         set_receive_timeout(&raw, ANSWER_DEADLINE).map_err(failed)?;
-        Ok(Self { raw, sequence: 0, interrupted: false, limit: usize::MAX, received: 0 })
+        Ok(Self { raw, sequence: 0, interrupted: false, limit: usize::MAX, received: 0, room: Vec::new() })
     }
 
     /// Fails dumps with more objects than this: what a pod can create must not use up the agent's memory. The
@@ -410,8 +412,9 @@ impl Socket {
 
     /// As [`Self::receive`], by one system call for several datagrams of an object each.
     fn receive_many(&mut self, most: usize) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
-        let mut buffer = vec![0; most * ONE_OBJECT];
-        let mut slices: Vec<_> = buffer.chunks_mut(ONE_OBJECT).map(|it| [IoSliceMut::new(it)]).collect();
+        self.room.resize(self.room.len().max(most * ONE_OBJECT), 0);
+        let rooms = self.room.chunks_mut(ONE_OBJECT).take(most);
+        let mut slices: Vec<_> = rooms.map(|it| [IoSliceMut::new(it)]).collect();
         let mut headers = MultiHeaders::<()>::preallocate(most, None);
         let flags = MsgFlags::MSG_WAITFORONE;
         let received = recvmmsg(self.raw.as_raw_fd(), &mut headers, slices.iter_mut(), flags, None);
@@ -419,7 +422,7 @@ impl Socket {
         let lengths: Vec<_> =
             received.map(|it| (!it.flags.contains(MsgFlags::MSG_TRUNC)).then_some(it.bytes)).collect();
         let mut messages = Vec::new();
-        for (length, datagram) in lengths.into_iter().zip(buffer.chunks(ONE_OBJECT)) {
+        for (length, datagram) in lengths.into_iter().zip(self.room.chunks(ONE_OBJECT)) {
             let datagram = length.and_then(|length| datagram.get(..length)).ok_or_else(cut_off)?;
             messages.extend(decode(datagram)?);
         }

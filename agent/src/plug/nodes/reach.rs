@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use ipnet::IpNet;
 use rtnetlink::{
     RouteMessageBuilder,
     packet_route::{
@@ -45,6 +46,9 @@ struct Link {
     has_neighbours: bool,
 }
 
+/// The interfaces that are known.
+type Links = HashMap<u32, Option<Link>>;
+
 /// `RTM_F_FIB_MATCH` in `linux/rtnetlink.h`: the answer is the route, and not what the route means for the
 /// address.
 const FIB_MATCH: u32 = 0x2000;
@@ -61,6 +65,11 @@ impl Hop {
     pub fn next(&self, address: IpAddr) -> Option<IpAddr> {
         let has_one = !self.is_spread && !self.is_of_other_family(address);
         has_one.then(|| self.gateway.unwrap_or(address))
+    }
+
+    /// With the route's own MTU, if that is smaller.
+    fn within(self, route: Option<&RouteMessage>) -> Self {
+        Self { mtu: route.and_then(mtu_of).map_or(self.mtu, |mtu| mtu.min(self.mtu)), ..self }
     }
 }
 
@@ -85,52 +94,104 @@ pub fn reach(
     host: &mut Socket,
     addresses: impl IntoIterator<Item = IpAddr>,
 ) -> Result<HashMap<IpAddr, Hop>, NetlinkError> {
-    let addresses: Vec<_> = addresses.into_iter().collect();
-    let requests = addresses.iter().map(|address| {
-        let what = format!("look up the route to {address}");
-        Request::change(what, RouteNetlinkMessage::GetRoute(request(*address)))
-    });
-    // A refusal means that there is no route.
-    let answers = host.look_up(requests.collect())?;
-    let (mut hops, mut links) = (HashMap::new(), HashMap::new());
-    for (address, answer) in addresses.into_iter().zip(answers) {
-        if let Some(RouteNetlinkMessage::NewRoute(route)) = answer
-            && let Some(hop) = hop(host, address, &route, &mut links)?
-        {
-            hops.insert(address, hop);
-        }
-    }
-    consult_routes(host, &mut hops)?;
+    let (v4, v6): (Vec<_>, Vec<_>) = addresses.into_iter().partition(IpAddr::is_ipv4);
+    let mut links = HashMap::new();
+    let mut hops = reach_ipv4(host, v4, &mut links)?;
+    hops.extend(reach_ipv6(host, v6, &mut links)?);
     Ok(hops)
 }
 
-/// Takes over what only the routes themselves tell. Their MTU: in its place, the other answer has what a
-/// router has told, for ten minutes (`rt_fill_info` in `net/ipv4/route.c`, `rt6_fill_node` in
-/// `net/ipv6/route.c` of the kernel). And whether they have several next hops: needed for IPv4 only.
-fn consult_routes(host: &mut Socket, hops: &mut HashMap<IpAddr, Hop>) -> Result<(), NetlinkError> {
-    let routed: Vec<_> = hops.keys().copied().collect();
-    let requests = routed.iter().map(|address| {
-        let mut message = request(*address);
-        message.header.flags = RouteFlags::from_bits_retain(FIB_MATCH);
-        Request::change(format!("read the route to {address}"), RouteNetlinkMessage::GetRoute(message))
-    });
-    let routes = host.look_up(requests.collect())?;
-    for (address, route) in routed.into_iter().zip(routes) {
-        let route = match &route {
-            Some(RouteNetlinkMessage::NewRoute(route)) => Some(route),
-            _ => None,
+/// The route first: if it has one next hop, then the kernel answers the same for all addresses that have this
+/// route, and is asked about one of them.
+fn reach_ipv4(
+    host: &mut Socket,
+    addresses: Vec<IpAddr>,
+    links: &mut Links,
+) -> Result<HashMap<IpAddr, Hop>, NetlinkError> {
+    let routes = look_up(host, &addresses, FIB_MATCH)?;
+    let (mut asked, mut places, mut questions) = (HashMap::new(), Vec::new(), Vec::new());
+    for (address, route) in addresses.iter().zip(&routes) {
+        let mut ask = || {
+            questions.push(*address);
+            questions.len() - 1
         };
-        // A group of next hops is in the kernel's own table, to which the route may only refer.
-        let has_one = route.is_some_and(|route| {
-            parse::output_interface(route).is_some()
-                && !route.attributes.iter().any(|it| matches!(it, RouteAttribute::MultiPath(_)))
+        places.push(match route.as_ref().filter(|route| has_one_hop(route)) {
+            Some(route) => *asked.entry(identity(route)).or_insert_with(ask),
+            None => ask(),
         });
-        if let Some(hop) = hops.get_mut(&address) {
-            hop.is_spread = address.is_ipv4() && !has_one;
-            hop.mtu = route.and_then(mtu_of).map_or(hop.mtu, |mtu| mtu.min(hop.mtu));
+    }
+    let answers = look_up(host, &questions, 0)?;
+    let mut hops = HashMap::new();
+    for ((address, route), place) in addresses.into_iter().zip(routes).zip(places) {
+        let Some(answer) = answers.get(place).and_then(Option::as_ref) else { continue };
+        if let Some(hop) = hop(host, address, answer, links)? {
+            let is_spread = !route.as_ref().is_some_and(has_one_hop);
+            hops.insert(address, Hop { is_spread, ..hop.within(route.as_ref()) });
         }
     }
-    Ok(())
+    Ok(hops)
+}
+
+/// The kernel chooses the source by the address. An answer without an MTU means a route without one.
+fn reach_ipv6(
+    host: &mut Socket,
+    addresses: Vec<IpAddr>,
+    links: &mut Links,
+) -> Result<HashMap<IpAddr, Hop>, NetlinkError> {
+    let answers = look_up(host, &addresses, 0)?;
+    let (mut hops, mut with_mtu) = (HashMap::new(), Vec::new());
+    for (address, answer) in addresses.into_iter().zip(answers) {
+        let Some(answer) = answer else { continue };
+        if let Some(hop) = hop(host, address, &answer, links)? {
+            hops.insert(address, hop);
+            with_mtu.extend(mtu_of(&answer).map(|_| address));
+        }
+    }
+    let routes = look_up(host, &with_mtu, FIB_MATCH)?;
+    for (address, route) in with_mtu.iter().zip(routes) {
+        if let Some(hop) = hops.get_mut(address) {
+            *hop = hop.within(route.as_ref());
+        }
+    }
+    Ok(hops)
+}
+
+/// The kernel's answer about each address; a refusal means that there is no route. With [`FIB_MATCH`], the
+/// route, which has only the MTU of its own: in that place, the other answer has what a router has told, for
+/// ten minutes (`rt_fill_info` in `net/ipv4/route.c`, `rt6_fill_node` in `net/ipv6/route.c` of the kernel).
+fn look_up(
+    host: &mut Socket,
+    addresses: &[IpAddr],
+    flags: u32,
+) -> Result<Vec<Option<RouteMessage>>, NetlinkError> {
+    let requests = addresses.iter().map(|address| {
+        let mut message = request(*address);
+        message.header.flags = RouteFlags::from_bits_retain(flags);
+        let what = format!("look up the route to {address}");
+        Request::change(what, RouteNetlinkMessage::GetRoute(message))
+    });
+    let answers = host.look_up(requests.collect())?.into_iter();
+    let route = |answer| if let Some(RouteNetlinkMessage::NewRoute(it)) = answer { Some(it) } else { None };
+    Ok(answers.map(route).collect())
+}
+
+/// A group of next hops is in the kernel's own table, to which the route may only refer.
+fn has_one_hop(route: &RouteMessage) -> bool {
+    parse::output_interface(route).is_some()
+        && !route.attributes.iter().any(|it| matches!(it, RouteAttribute::MultiPath(_)))
+}
+
+/// What tells a route from all others: table, destination, metric, and TOS.
+fn identity(route: &RouteMessage) -> (u32, Option<IpNet>, u32, u8) {
+    let (mut table, mut metric) = (route.header.table.into(), 0);
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Table(it) => table = *it,
+            RouteAttribute::Priority(it) => metric = *it,
+            _ => {}
+        }
+    }
+    (table, parse::destination(route), metric, route.header.tos)
 }
 
 /// The MTU that a route has by itself.
@@ -145,13 +206,12 @@ fn mtu_of(route: &RouteMessage) -> Option<u32> {
     })
 }
 
-/// By the kernel's answer for the address; [`consult_routes`] has the rest. `links`: the interfaces, as far
-/// as they are known.
+/// By the kernel's answer for the address; the route has the rest.
 fn hop(
     host: &mut Socket,
     address: IpAddr,
     route: &RouteMessage,
-    links: &mut HashMap<u32, Option<Link>>,
+    links: &mut Links,
 ) -> Result<Option<Hop>, NetlinkError> {
     if route.header.kind != RouteType::Unicast {
         return Ok(None);
