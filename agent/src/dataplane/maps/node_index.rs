@@ -8,11 +8,7 @@
 //! `NODES` gets a row that the index will not have, and the length changes only when the rows of that length
 //! are there.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::Ipv6Addr,
-    path::Path,
-};
+use std::{collections::BTreeMap, net::Ipv6Addr, path::Path};
 
 use agent_common::{NodeEntry, NodeKey, PrefixLen};
 use aya::maps::{Array, HashMap as BpfHashMap, IterableMap as _, MapData};
@@ -36,6 +32,14 @@ pub struct Wanted {
     rows: BTreeMap<NodeKey, NodeEntry>,
     /// Of IPv4 and of IPv6.
     lengths: [PrefixLen; 2],
+}
+
+/// A row of `NODES`.
+struct Row<'a> {
+    key: &'a NodeKey,
+    entry: &'a NodeEntry,
+    /// Whether the prefix contains none of the others.
+    is_alone: bool,
 }
 
 pub const PREFIXES: MapSpec = MapSpec {
@@ -172,34 +176,36 @@ impl Wanted {
     pub fn of(nodes: &BTreeMap<NodeKey, NodeEntry>) -> Self {
         let mut wanted = Self::default();
         for (family, len) in FAMILIES.into_iter().zip(&mut wanted.lengths) {
-            let of_family = || nodes.iter().filter(|(key, _)| self::family(key) == family);
-            let ranges = || of_family().filter(|(_, row)| !row.is_address());
-            let alone = alone(of_family().map(|(key, _)| *key));
+            let rows = rows(nodes.iter().filter(|(key, _)| self::family(key) == family));
+            let ranges = || rows.iter().filter(|row| !row.entry.is_address());
             let mut numbers = BTreeMap::<u32, usize>::new();
             // Rows of whole addresses would be mistaken for those of nodes' own.
-            for (key, _) in ranges().filter(|(key, _)| key.prefix_len < ALL && alone.contains(*key)) {
-                *numbers.entry(key.prefix_len).or_default() += 1;
+            for row in ranges().filter(|row| row.key.prefix_len < ALL && row.is_alone) {
+                *numbers.entry(row.key.prefix_len).or_default() += 1;
             }
             let most = numbers.iter().max_by_key(|(len, number)| (**number, u32::MAX - **len));
             let most = most.map(|(len, _)| *len);
-            let is_indexed = |key: &NodeKey| Some(key.prefix_len) == most && alone.contains(key);
+            let is_indexed = |row: &Row<'_>| Some(row.key.prefix_len) == most && row.is_alone;
             len.prefix_len = most.and_then(|most| most.try_into().ok()).unwrap_or_default();
-            len.is_complete = ranges().all(|(key, _)| is_indexed(key)).into();
-            let indexed = of_family().filter(|(key, row)| row.is_address() || is_indexed(key));
-            wanted.rows.extend(indexed.map(|(key, row)| (*key, *row)));
+            len.is_complete = ranges().all(is_indexed).into();
+            let indexed = rows.iter().filter(|row| row.entry.is_address() || is_indexed(row));
+            wanted.rows.extend(indexed.map(|row| (*row.key, *row.entry)));
         }
         wanted
     }
 }
 
-/// The prefixes that contain none of the others.
-fn alone(keys: impl Iterator<Item = NodeKey>) -> BTreeSet<NodeKey> {
+/// Some rows, by address.
+fn rows<'a>(of: impl Iterator<Item = (&'a NodeKey, &'a NodeEntry)>) -> Vec<Row<'a>> {
+    let mut rows: Vec<_> = of.map(|(key, entry)| Row { key, entry, is_alone: true }).collect();
+    rows.sort_unstable_by_key(|row| (row.key.address, row.key.prefix_len));
     // Behind a prefix in this order come first those that it contains.
-    let mut keys: Vec<_> = keys.collect();
-    keys.sort_unstable_by_key(|key| (key.address, key.prefix_len));
-    let next = keys.iter().skip(1).map(Some).chain([None]);
-    let alone = keys.iter().zip(next).filter(|(key, next)| next.is_none_or(|next| !contains(key, next)));
-    alone.map(|(key, _)| *key).collect()
+    let mut next: Option<&NodeKey> = None;
+    for row in rows.iter_mut().rev() {
+        row.is_alone = next.is_none_or(|next| !contains(row.key, next));
+        next = Some(row.key);
+    }
+    rows
 }
 
 fn contains(prefix: &NodeKey, other: &NodeKey) -> bool {

@@ -6,9 +6,9 @@
 use std::{collections::BTreeMap, path::Path};
 
 use agent_common::{UnderlayEntry, UnderlayKey};
-use aya::maps::{HashMap as BpfHashMap, MapData};
+use aya::maps::{HashMap as BpfHashMap, IterableMap as _, MapData};
 
-use super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, count_entries, insist};
+use super::table::{BPF_NOEXIST, MapFailure, MapSpec, Pressure, count_entries, insist, set_all};
 use crate::{
     crash::{self, Step},
     metrics::MapMetrics,
@@ -26,6 +26,9 @@ pub const SPEC: MapSpec = MapSpec {
     capacity: |capacities| capacities.node_entries,
     count: count_entries::<UnderlayKey, UnderlayEntry>,
 };
+
+/// Rows of one system call.
+const BATCH: usize = 256;
 
 // === impl Underlay ===
 
@@ -66,12 +69,22 @@ impl Underlay {
                 outcome = outcome.and(removed).and(Err(SPEC.failure("write to")(error)));
             }
         }
-        for (key, row) in missing {
-            let added = insist(|| self.map.insert(key, row, BPF_NOEXIST));
-            let used = || self.map.keys().take(self.pressure.walk_limit()).flatten().count();
-            outcome = outcome.and(self.pressure.added(added, used).map(drop));
+        for rows in missing.chunks(BATCH) {
+            let (keys, values): (Vec<_>, Vec<_>) = rows.iter().map(|(key, row)| (**key, Some(**row))).unzip();
+            if !set_all(self.map.map(), &keys, values) {
+                outcome = rows.iter().fold(outcome, |outcome, (key, row)| outcome.and(self.add(key, row)));
+            }
+        }
+        if outcome.is_ok() {
+            self.pressure.observe(wanted.len());
         }
         outcome
+    }
+
+    fn add(&mut self, key: &UnderlayKey, row: &UnderlayEntry) -> Result<(), MapFailure> {
+        let added = insist(|| self.map.insert(key, row, BPF_NOEXIST));
+        let used = || self.map.keys().take(self.pressure.walk_limit()).flatten().count();
+        self.pressure.added(added, used).map(drop)
     }
 
     fn remove(&mut self, key: &UnderlayKey) -> Result<(), MapFailure> {
