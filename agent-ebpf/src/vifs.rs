@@ -59,8 +59,8 @@ pub fn places_tried(ifindex: u32) -> Option<*mut u32> {
     VIFS.get_ptr_mut(&VifKey { ifindex }).map(|vif| unsafe { &raw mut (*vif).stack_flows })
 }
 
-/// The number of a ring's next place, of those above. Other CPUs may get the same number. A CPU that stops between the two
-/// steps sets the ring back by the places tried meanwhile, and later flows try these again.
+/// The number of a ring's next place, of those above. Other CPUs may get the same number. A CPU that stops
+/// between the two steps sets the ring back by the places tried meanwhile: these are tried again.
 #[inline(always)]
 pub fn next_place(tried: *mut u32) -> u32 {
     // SAFETY: an aligned field of an entry, which stays readable and writable until the program returns.

@@ -397,7 +397,7 @@ impl Keeper {
         found.extend(changes.iter().map(|change| match (change, change.place()) {
             (route::Change::Set(..), (_, to)) => format!("the route to {to} is missing or changed"),
             (route::Change::Delete(_, metric), (_, to)) => {
-                format!("there is a route to {to} with metric {metric}, which leads to no node")
+                format!("there is a route to {to} with metric {metric}, which should not be there")
             }
         }));
         found.extend(

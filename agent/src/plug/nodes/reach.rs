@@ -265,6 +265,32 @@ mod tests {
     }
 
     #[test]
+    fn routes_that_share_an_answer_are_the_same_route_with_one_next_hop() {
+        let route = |table, to: [u8; 4], metric, tos| {
+            let builder = RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(to.into(), 24);
+            let mut route = builder.table_id(table).priority(metric).output_interface(2).build();
+            route.header.tos = tos;
+            route
+        };
+        let one = route(254, [10, 1, 0, 0], 0, 0);
+        assert!(has_one_hop(&one));
+        assert_eq!(identity(&one), identity(&route(254, [10, 1, 0, 0], 0, 0)));
+        for other in [
+            route(1000, [10, 1, 0, 0], 0, 0),
+            route(254, [10, 2, 0, 0], 0, 0),
+            route(254, [10, 1, 0, 0], 5, 0),
+            route(254, [10, 1, 0, 0], 0, 8),
+        ] {
+            assert_ne!(identity(&one), identity(&other), "{other:?}");
+        }
+        let mut group = one.clone();
+        group.attributes.push(RouteAttribute::MultiPath(Vec::new()));
+        assert!(!has_one_hop(&group));
+        group.attributes.retain(|it| !matches!(it, RouteAttribute::MultiPath(_) | RouteAttribute::Oif(_)));
+        assert!(!has_one_hop(&group), "a group of the kernel's own table");
+    }
+
+    #[test]
     fn links_without_address_resolution_and_between_two_points_have_no_neighbours() {
         let link = |flags| {
             let mut link = LinkMessage::default();
