@@ -37,7 +37,7 @@ pub struct Flow {
 /// Key of `FLOW_RINGS`: a place in the ring of a client pod's flows. The value is the flow's key. Also the
 /// key of `POLICY_PLACES`, whose pending flows have places from 2^30 on; flows that others begin have places
 /// from 2^29 on, pending ones from 2^31 on. And the key of `FRAGMENT_PLACES`, where packets from elsewhere
-/// have places from 2^31 on.
+/// have places from 2^31 on; the place behind the last one of a ring has the number of the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct RingKey {

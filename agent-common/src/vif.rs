@@ -28,8 +28,7 @@ pub struct VifEntry {
     pub subject: PackedSubject,
     /// The pod's place in `VIF_TRAFFIC`; 0: its packets are not counted.
     pub slot: u32,
-    /// Written by the programs: places in `FLOW_RINGS` and `FRAGMENT_PLACES` that this pod's new flows and
-    /// fragmented packets have tried to take so far.
+    /// Written by the programs: flows in `STACK_FLOWS` that this pod has begun so far.
     pub stack_flows: u32,
     /// Written by the programs: not 0 at the host interface's index, modulo 32, of each pod with which this
     /// one has had a flow in `STACK_FLOWS`.

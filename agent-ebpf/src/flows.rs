@@ -195,12 +195,12 @@ pub fn server(key: &Key) -> Option<u32> {
 /// counts for no pod.
 #[inline(never)]
 fn insert(key: &Key, client: u32, server: u32, sign: Sign) {
-    let Some(tried) = vifs::places_tried(client) else { return };
+    let Some(begun) = vifs::begun_flows(client) else { return };
     let key = key.as_flow();
     // Fails if another CPU has inserted the flow.
     if STACK_FLOWS.insert(key, &Flow { ifindex: server, used: sign.used(0, now()) }, BPF_NOEXIST).is_ok() {
         for _ in 0..CLAIMS {
-            let (place, used) = choose(client, tried);
+            let (place, used) = choose(client, begun);
             if take(place, used, key) {
                 return;
             }
@@ -211,10 +211,10 @@ fn insert(key: &Key, client: u32, server: u32, sign: Sign) {
 /// A place in the client's ring: an empty one, one whose flow has ended, or that of the longest unused of a
 /// few. And the flow's `used`, or [`FREE`].
 #[inline(always)]
-fn choose(client: u32, tried: *mut u32) -> (RingKey, u64) {
+fn choose(client: u32, begun: *mut u32) -> (RingKey, u64) {
     let (mut chosen, mut chosen_used, mut oldest, now) = (0, 0, 0, now());
     for _ in 0..TRIES {
-        let number = vifs::next_place(tried) % FLOWS_PER_POD.load().max(1);
+        let number = next(begun) % FLOWS_PER_POD.load().max(1);
         let place = RingKey { ifindex: client, place: number };
         // SAFETY: another CPU that replaces the key makes a wrong choice at worst.
         let flow = unsafe { FLOW_RINGS.get(&place) }.and_then(|old| STACK_FLOWS.get_ptr(old));
@@ -255,6 +255,18 @@ fn take(place: RingKey, chosen: u64, key: &FlowKey) -> bool {
 fn used(flow: *const Flow) -> u32 {
     // SAFETY: an aligned field of an entry, which stays readable until the program returns.
     unsafe { (&raw const (*flow).used).read_volatile() }
+}
+
+/// The number of the ring's next place. Other CPUs may get the same number. A CPU that stops between the two
+/// steps sets the ring back by the flows that begin meanwhile, and later flows try those places again.
+#[inline(always)]
+fn next(begun: *mut u32) -> u32 {
+    // SAFETY: an aligned field of an entry, which stays readable and writable until the program returns.
+    unsafe {
+        let number = begun.read_volatile();
+        begun.write_volatile(number.wrapping_add(1));
+        number
+    }
 }
 
 /// How soon a flow gives up its place: jiffies since its last packet, and [`ENDED`] if no more are expected.

@@ -62,8 +62,8 @@ fn inner(packet: &Packet) -> Result<Meta, DropReason> {
 /// nodes report, and masquerading gives a pod's packets to others the address of its node.
 #[inline(always)]
 fn sender(outer: &Tunnel, inner: Option<&NodeEntry>) -> Option<u32> {
-    let is_known = outer.destination != Address::UNSPECIFIED;
-    if outer.vni != TUNNEL_VNI || is_known && !is_own_address(outer.destination) {
+    let tells_destination = outer.destination != Address::UNSPECIFIED;
+    if outer.vni != TUNNEL_VNI || tells_destination && !is_own_address(outer.destination) {
         return None;
     }
     if let Some(node) = inner

@@ -51,24 +51,11 @@ pub fn has_peer(vif: &VifEntry, peer: u32) -> bool {
     unsafe { (&raw const vif.stack_peers).cast::<u8>().add(VifEntry::peer(peer)).read_volatile() != 0 }
 }
 
-/// The number of places that a pod's new flows and fragmented packets have tried to take. Valid until the
-/// program returns.
+/// The number of flows that a pod has begun, to be counted on. Valid until the program returns.
 #[inline(always)]
-pub fn places_tried(ifindex: u32) -> Option<*mut u32> {
+pub fn begun_flows(ifindex: u32) -> Option<*mut u32> {
     // SAFETY: a field of an entry, which stays readable and writable until the program returns.
     VIFS.get_ptr_mut(&VifKey { ifindex }).map(|vif| unsafe { &raw mut (*vif).stack_flows })
-}
-
-/// The number of a ring's next place, of those above. Other CPUs may get the same number. A CPU that stops
-/// between the two steps sets the ring back by the places tried meanwhile: these are tried again.
-#[inline(always)]
-pub fn next_place(tried: *mut u32) -> u32 {
-    // SAFETY: an aligned field of an entry, which stays readable and writable until the program returns.
-    unsafe {
-        let number = tried.read_volatile();
-        tried.write_volatile(number.wrapping_add(1));
-        number
-    }
 }
 
 /// Whether an address is the pod's, other than link-local.

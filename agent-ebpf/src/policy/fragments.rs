@@ -5,15 +5,18 @@
 //! without it, no host can put the packet together, so that a later fragment of a denied packet harms no one.
 //!
 //! A pod has a ring of places for the packets that it sends, and one for those that come to it from
-//! elsewhere: a further packet displaces the oldest of the same ring. So no pod displaces another one's.
+//! elsewhere: a further packet displaces the oldest of the same ring. So no pod displaces those of another pod
+//! of its node.
 
 use agent_common::{
-    MAX_FRAGMENTS, RingKey, fragments_per_ring,
+    MAX_FRAGMENTS, RingKey,
+    event::direction,
+    fragments_per_ring,
     policy::{FragmentKey, FragmentPorts},
 };
 use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
 
-use super::case::{self, Case};
+use super::case::{self, Case, End};
 use crate::{endpoints, vifs};
 
 #[btf_map]
@@ -24,11 +27,14 @@ static FRAGMENT_PLACES: LruHashMap<RingKey, FragmentKey, MAX_FRAGMENTS> = LruHas
 
 /// Places in each ring.
 const PLACES: u32 = fragments_per_ring(MAX_FRAGMENTS as u32);
+/// The place behind a ring's has the number of the ring's next place instead of a packet.
+const HAND: u32 = PLACES;
 /// The first place for packets that come to the pod from elsewhere.
 const OF_OTHERS: u32 = 1 << 31;
 /// Places that a packet tries to take, while other CPUs take them.
 const CLAIMS: u32 = 2;
 const BPF_NOEXIST: u64 = 1;
+const BPF_EXIST: u64 = 2;
 
 /// The ports of the case's packet, if its first fragment has passed.
 #[inline(always)]
@@ -46,10 +52,14 @@ pub extern "C" fn ferrule_note_fragment() -> u32 {
     let Some(case) = case::get() else { return 0 };
     let Some(ports) = case.read_ports() else { return 0 };
     case.ports.set(ports);
-    let key = case.fragment_key();
+    let (key, ports) = (case.fragment_key(), case.fragment_ports());
     // The other end's filter, or a retransmission, has given the packet its place.
-    if FRAGMENTS.get_ptr(key).is_some() || take_place(case) {
-        let _ = FRAGMENTS.insert(key, case.fragment_ports(), 0);
+    if FRAGMENTS.insert(key, ports, BPF_EXIST).is_ok() {
+        return 0;
+    }
+    // The packet first, and then its place: what a place names is there to be forgotten.
+    if FRAGMENTS.insert(key, ports, BPF_NOEXIST).is_ok() && !take_place(case) {
+        let _ = FRAGMENTS.remove(key);
     }
     0
 }
@@ -58,13 +68,11 @@ pub extern "C" fn ferrule_note_fragment() -> u32 {
 /// CPUs take the places.
 #[inline(always)]
 fn take_place(case: &Case) -> bool {
-    let (ifindex, first) = match endpoints::interface(case.ends.get().source) {
-        Some(sender) => (sender.get(), 0),
-        None => (case.end.get().ifindex, OF_OTHERS),
-    };
-    let Some(tried) = vifs::places_tried(ifindex) else { return false };
+    let (ifindex, first) = ring(case);
     for _ in 0..CLAIMS {
-        case.place.set(RingKey { ifindex, place: first + vifs::next_place(tried) % PLACES });
+        case.place.set(RingKey { ifindex, place: first + HAND });
+        let number = next(case);
+        case.place.set(RingKey { ifindex, place: first + number % PLACES });
         let place = case.place_key();
         if let Some(old) = FRAGMENT_PLACES.get_ptr(place) {
             // SAFETY: an entry stays readable until the program returns; if another place gets it meanwhile,
@@ -77,4 +85,35 @@ fn take_place(case: &Case) -> bool {
         }
     }
     false
+}
+
+/// The ring of the pod that has sent the case's packet, also after source NAT; of the pod that receives the
+/// packet if that comes from elsewhere.
+#[inline(always)]
+fn ring(case: &Case) -> (u32, u32) {
+    let End { ifindex, direction, via, .. } = case.end.get();
+    match endpoints::interface(case.ends.get().source) {
+        Some(sender) => (sender.get(), 0),
+        None if direction == direction::EGRESS => (ifindex, 0),
+        None if vifs::subject(via).is_some() => (via, 0),
+        None => (ifindex, OF_OTHERS),
+    }
+}
+
+/// Counts on at the hand that is the case's place. Other CPUs may get the same number.
+#[inline(always)]
+fn next(case: &Case) -> u32 {
+    let place = case.place_key();
+    if FRAGMENT_PLACES.get_ptr_mut(place).is_none() {
+        // Any number will do as the first one.
+        let _ = FRAGMENT_PLACES.insert(place, case.fragment_key(), BPF_NOEXIST);
+    }
+    let Some(hand) = FRAGMENT_PLACES.get_ptr_mut(place) else { return 0 };
+    let hand: *mut u32 = hand.cast();
+    // SAFETY: an aligned part of an entry, which stays readable and writable until the program returns.
+    unsafe {
+        let number = hand.read_volatile();
+        hand.write_volatile(number.wrapping_add(1));
+        number
+    }
 }

@@ -310,8 +310,10 @@ impl Keeper {
         let wanted = plan.routes(index);
         let mut changes = route::diff(&wanted, &route::list(host)?);
         if tunnel.is_err() {
-            // The failure may pass, and packets still flow.
-            changes.retain(|change| matches!(change, route::Change::Set(..)));
+            // The failure may pass, and packets still flow. What is replaced does not stay, though.
+            changes.retain(|change| {
+                matches!(change, route::Change::Set(..)) || wanted.contains_key(&change.place())
+            });
         }
         let routed = route::apply(host, &changes).map_err(|error| judge(host, &wanted, error));
         let rules = rule::keep(host, &plan.sources);

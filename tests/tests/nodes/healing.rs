@@ -143,8 +143,13 @@ fn deleted_and_changed_routes_are_restored_and_foreign_ones_stay() {
                 if to.contains(':') { ("-6", "2001:db8:1::254") } else { ("-4", "192.0.2.254") };
             one.run(&format!("ip {family} route del {to}"))?;
             wait(&format!("the route to {to} is there again"))?;
-            one.run(&format!("ip {family} route replace {to} via {router} dev uplink proto 70 metric 70"))?;
-            wait(&format!("the route to {to} is as before"))?;
+            // In the same place, and in another one that the kernel prefers or not.
+            let metric = route.split_once("metric ").and_then(|(_, rest)| rest.split(' ').next());
+            for metric in [metric.context("no metric")?, "69", "90"] {
+                let other = format!("via {router} dev uplink proto 70 metric {metric}");
+                one.run(&format!("ip {family} route replace {to} {other}"))?;
+                wait(&format!("the route to {to} is as before, and none with metric {metric}"))?;
+            }
         }
         ensure!(one.run("ip route")?.contains(foreign), "the foreign route is gone");
         wait_until_connected(pods)

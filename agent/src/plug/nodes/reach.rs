@@ -101,8 +101,8 @@ pub fn reach(
     Ok(hops)
 }
 
-/// The route first: if it has one next hop, then the kernel answers the same for all addresses that have this
-/// route, and is asked about one of them.
+/// The route first. If it has one next hop, then the kernel chooses the same source for all addresses that
+/// have this route, and is asked about one of them.
 fn reach_ipv4(
     host: &mut Socket,
     addresses: Vec<IpAddr>,
@@ -124,9 +124,11 @@ fn reach_ipv4(
     let mut hops = HashMap::new();
     for ((address, route), place) in addresses.into_iter().zip(routes).zip(places) {
         let Some(answer) = answers.get(place).and_then(Option::as_ref) else { continue };
-        if let Some(hop) = hop(host, address, answer, links)? {
-            let is_spread = !route.as_ref().is_some_and(has_one_hop);
-            hops.insert(address, Hop { is_spread, ..hop.within(route.as_ref()) });
+        let only = route.as_ref().filter(|route| has_one_hop(route));
+        // An answer may have what a router has told about this one address (an ICMP redirect).
+        if let Some(hop) = hop(host, address, only.unwrap_or(answer), links)? {
+            let source = hop.source.or_else(|| source_of(answer));
+            hops.insert(address, Hop { source, is_spread: only.is_none(), ..hop.within(route.as_ref()) });
         }
     }
     Ok(hops)
@@ -181,6 +183,13 @@ fn has_one_hop(route: &RouteMessage) -> bool {
         && !route.attributes.iter().any(|it| matches!(it, RouteAttribute::MultiPath(_)))
 }
 
+fn source_of(answer: &RouteMessage) -> Option<IpAddr> {
+    answer.attributes.iter().find_map(|it| match it {
+        RouteAttribute::PrefSource(address) => parse::ip(address),
+        _ => None,
+    })
+}
+
 /// What tells a route from all others: table, destination, metric, and TOS.
 fn identity(route: &RouteMessage) -> (u32, Option<IpNet>, u32, u8) {
     let (mut table, mut metric) = (route.header.table.into(), 0);
@@ -217,11 +226,10 @@ fn hop(
         return Ok(None);
     }
     let Some(ifindex) = parse::output_interface(route) else { return Ok(None) };
-    let (mut gateway, mut source) = (None, None);
+    let mut gateway = None;
     for attribute in &route.attributes {
         match attribute {
             RouteAttribute::Gateway(address) => gateway = parse::ip(address),
-            RouteAttribute::PrefSource(address) => source = parse::ip(address),
             RouteAttribute::Via(_) => gateway = Some(address),
             _ => {}
         }
@@ -231,6 +239,7 @@ fn hop(
         None => *links.entry(ifindex).or_insert(link::by_index(host, ifindex)?.and_then(Link::of)),
     };
     let Some(Link { mtu, has_neighbours }) = link else { return Ok(None) };
+    let source = source_of(route);
     Ok(Some(Hop { ifindex, gateway, source, mtu, is_spread: false, has_neighbours }))
 }
 

@@ -1,7 +1,10 @@
 //! Routes to other nodes: to their ranges in the main table, and to their addresses, for pods' packets only,
 //! in a table of the agent's ([`super::rule`]).
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv6Addr},
+};
 
 use agent_common::TUNNEL_VNI as VNI;
 use ipnet::IpNet;
@@ -122,15 +125,32 @@ pub fn contain(present: &Present, place: Place, route: &NodeRoute) -> bool {
     present.get(&(place, metric(place.1, &route.next))).and_then(Option::as_ref) == Some(route)
 }
 
-/// Applies changes in their order.
+/// Applies changes: first what is set. If any of that is refused, then no route goes whose successor may be
+/// missing.
 ///
 /// # Errors
 /// The first request that the kernel refuses, after all others were tried.
 pub fn apply(host: &mut Socket, changes: &[Change]) -> Result<(), NetlinkError> {
+    let set: Vec<_> = changes.iter().filter(|change| matches!(change, Change::Set(..))).collect();
+    let done = send(host, &set);
+    let delete = deletable(changes, done.is_ok());
+    done.and(send(host, &delete))
+}
+
+/// What may be deleted once everything that is to be set is set, or only a part.
+fn deletable(changes: &[Change], is_all_set: bool) -> Vec<&Change> {
+    let (set, delete): (Vec<_>, Vec<_>) =
+        changes.iter().partition(|change| matches!(change, Change::Set(..)));
+    let successors: BTreeSet<_> = set.into_iter().map(Change::place).collect();
+    delete.into_iter().filter(|it| is_all_set || !successors.contains(&it.place())).collect()
+}
+
+/// Sends requests in their order.
+fn send(host: &mut Socket, changes: &[&Change]) -> Result<(), NetlinkError> {
     let mut done = Ok(());
     for batch in changes.chunks(BATCH) {
         // A deletion of what is gone is none.
-        let result = match host.batch(batch.iter().map(request).collect()) {
+        let result = match host.batch(batch.iter().map(|change| request(change)).collect()) {
             Err(error) if error.is(Errno::ESRCH) => Ok(()),
             result => result.map(drop),
         };
@@ -158,13 +178,19 @@ fn request(change: &Change) -> Request {
 fn metric(to: IpNet, next: &Next) -> u32 {
     // Any even spread serves.
     let spread = |bits: u32| bits.wrapping_mul(0x9e37_79b1) >> 16;
+    let fold = |address: Ipv6Addr| {
+        address
+            .segments()
+            .chunks(2)
+            .fold(0, |all, two| two.iter().fold(0, |word, part| word << 16 | u32::from(*part)) ^ all)
+    };
     let address = match next {
         Next::Gateway(address) | Next::Tunnel { remote: address, .. } => *address,
     };
     match (to, address) {
         (IpNet::V6(_), _) => METRIC,
         (_, IpAddr::V4(address)) => METRIC + spread(address.to_bits()) % METRICS,
-        (_, IpAddr::V6(address)) => METRIC + spread((address.to_bits() % (1 << 32)) as u32) % METRICS,
+        (_, IpAddr::V6(address)) => METRIC + spread(fold(address)) % METRICS,
     }
 }
 
@@ -387,6 +413,10 @@ mod tests {
         );
         assert_eq!(of("10.1.0.0/24", 2), of("10.9.0.0/16", 2));
         assert!((0..=255).all(|last| of("fd01::/64", last) == 70));
+        let ipv6 = |part: u16| {
+            metric(net("10.1.0.0/24"), &Next::Gateway([0x2001, 0xdb8, part, 0, 0, 0, 0, 1].into()))
+        };
+        assert_eq!((0..=255).map(ipv6).collect::<BTreeSet<_>>().len(), METRICS as usize);
     }
 
     #[test]
@@ -401,6 +431,15 @@ mod tests {
         let moved = Routes::from([(old, direct("10.0.0.3"))]);
         let expected = [Change::Set(old, direct("10.0.0.3")), Change::Delete(old, metric("10.0.0.2"))];
         assert_eq!(diff(&moved, &present(old, Some(direct("10.0.0.2")))), expected);
+    }
+
+    #[test]
+    fn the_old_route_of_a_range_stays_if_a_new_one_may_be_missing() {
+        let (moved, left) = ((Table::Main, net("10.1.0.0/24")), (Table::Main, net("10.2.0.0/24")));
+        let changes =
+            [Change::Set(moved, direct("10.0.0.3")), Change::Delete(moved, 70), Change::Delete(left, 71)];
+        assert_eq!(deletable(&changes, true), [&changes[1], &changes[2]]);
+        assert_eq!(deletable(&changes, false), [&changes[2]]);
     }
 
     /// Agents before the metrics had several gave all routes the first one.

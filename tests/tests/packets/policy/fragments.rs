@@ -11,7 +11,7 @@ use super::{
     Step::{self, Receives, Sends},
     UPLINK, app, policy, with_policies,
 };
-use crate::table::{A, B, FAR_V4, FAR_V6, NODE_V6, Pod};
+use crate::table::{A, B, FAR_V4, FAR_V6, NODE_V4, NODE_V6, Pod};
 
 /// Fragments of one IPv4 datagram from far away, by its identification.
 fn of(to: Pod, id: u16, port: u16, at: u16) -> Vec<u8> {
@@ -124,6 +124,41 @@ fn a_pod_that_floods_fragments_displaces_only_its_own() {
             ("the rest of what B gets", Receives(B, UPLINK, of(B, 1, 53, 3)), true),
             ("the rest of A's", Sends(A, third), false),
         ])
+    })
+    .unwrap();
+}
+
+/// Through a NodePort, for instance.
+#[test]
+fn a_pod_that_floods_fragments_from_the_nodes_address_displaces_only_its_own() {
+    with_policies([policy("b", json!({"ingress": [{}]}))], |node| {
+        ensure!(node.receives(B, UPLINK, &of(B, 1, 53, 0))?, "the first fragment");
+        for id in 0..FLOOD {
+            let masqueraded = first(Pod { v4: NODE_V4, ..A }, B.v4, id);
+            ensure!(node.receives(B, A.ifindex, &masqueraded)?, "packet {id} of the flood");
+        }
+        ensure!(node.receives(B, UPLINK, &of(B, 1, 53, 3))?, "a later fragment");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn packets_of_both_rings_and_of_other_pods_leave_each_ring_its_order() {
+    let all = json!({"policyTypes": ["Ingress", "Egress"], "ingress": [{}], "egress": [{}]});
+    with_policies([policy("a", all.clone()), policy("b", all)], |node| {
+        for id in 0..200 {
+            ensure!(node.sends(B, &first(B, FAR_V4, id))?, "first fragment {id}");
+            for other in 0..3 {
+                ensure!(node.receives(B, UPLINK, &of(B, 4 * id + other, 53, 0))?, "one from outside");
+                ensure!(node.sends(A, &first(A, FAR_V4, 4 * id + other))?, "one of another pod");
+            }
+        }
+        for id in 0..200 {
+            let later = Ipv4 { id, fragment: 3, ..Ipv4::new(B.v4, FAR_V4, UDP) }.with(&data(24));
+            ensure!(node.sends(B, &later)?, "later fragment {id}");
+        }
+        Ok(())
     })
     .unwrap();
 }
