@@ -5,8 +5,8 @@
 //! without it, no host can put the packet together, so that a later fragment of a denied packet harms no one.
 //!
 //! A pod has a ring of places for the packets that it sends, and one for those that come to it from
-//! elsewhere: a further packet displaces the oldest of the same ring. So no pod displaces those of another pod
-//! of its node.
+//! elsewhere: a further packet displaces the oldest of the same ring. So no pod displaces those of another
+//! pod of its node.
 
 use agent_common::{
     MAX_FRAGMENTS, RingKey,
