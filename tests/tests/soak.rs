@@ -36,7 +36,7 @@ const THREADS: u64 = 5;
 /// With an API server: tasks with short periods use the idle threads in turn, so that some never end.
 const THREADS_OF_CLUSTER: u64 = 12;
 
-const PINS_OF_ALL_MAPS: usize = 22;
+const PINS_OF_ALL_MAPS: usize = 23;
 /// With the link that names what they were made from.
 const PINS_OF_PROGRAMS: usize = 8;
 
