@@ -19,8 +19,8 @@ const BUDGET: [(Program, u32); 6] = [
     (Program::ToPod, 27_000),
     (Program::FromTunnel, 39_500),
     (Program::FromUplink, 37_000),
-    (Program::ToTunnel, 21_000),
-    (Program::ToLink, 23_000),
+    (Program::ToTunnel, 22_500),
+    (Program::ToLink, 26_000),
 ];
 
 #[test]
