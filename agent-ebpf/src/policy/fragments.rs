@@ -57,7 +57,7 @@ pub extern "C" fn ferrule_note_fragment() -> u32 {
     if FRAGMENTS.insert(key, ports, BPF_EXIST).is_ok() {
         return 0;
     }
-    // The packet first, and then its place: what a place names is there to be forgotten.
+    // The entry before its place: another CPU that takes the place would leave an entry without one.
     if FRAGMENTS.insert(key, ports, BPF_NOEXIST).is_ok() && !take_place(case) {
         let _ = FRAGMENTS.remove(key);
     }

@@ -310,7 +310,8 @@ impl Keeper {
         let wanted = plan.routes(index);
         let mut changes = route::diff(&wanted, &route::list(host)?);
         if tunnel.is_err() {
-            // The failure may pass, and packets still flow. What is replaced does not stay, though.
+            // The failure may pass, and packets still flow. A range with a new route loses its stale one,
+            // which the kernel may prefer.
             changes.retain(|change| {
                 matches!(change, route::Change::Set(..)) || wanted.contains_key(&change.place())
             });
